@@ -1,0 +1,122 @@
+/// The configuration: plain values, read from one TOML file.
+///
+/// Every value has a default. Optional sizes are "auto" in the file: they depend on the machine and are settled by who
+/// uses them. What is read has been checked: an unknown key, a wrong type, a value out of range and values that do not
+/// go together throw ConfigError, which names the file, the line and the key, what was found and what is accepted.
+/// A plain value: copy it, change it, `validate()` it. Paths are kept as they were given.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/log.h"
+
+namespace terrace {
+
+struct Config {
+  struct Device {
+    std::string kind = "auto";            ///< "auto" or "emulated"
+    std::optional<std::uint64_t> memory;  ///< budget for everything on the device
+    std::optional<std::uint64_t> chunks;  ///< most bytes of chunks on the device; absent: all of `memory`
+    bool operator==(const Device&) const = default;
+  };
+
+  struct Host {
+    std::optional<std::uint64_t> memory;  ///< budget for everything on the host
+    bool operator==(const Host&) const = default;
+  };
+
+  struct Nvme {
+    std::vector<std::filesystem::path> paths;  ///< folders, several are striped over; none: no NVMe tier
+    std::optional<std::uint64_t> memory;       ///< budget for everything on NVMe
+    bool operator==(const Nvme&) const = default;
+  };
+
+  /// Parts of a kind's chunks that rest on each tier. They sum to 1.
+  struct Shares {
+    double device = 0;
+    double host = 0;
+    double nvme = 0;
+    bool operator==(const Shares&) const = default;
+  };
+
+  /// Where chunks rest; absent shares are "auto".
+  struct Placement {
+    std::optional<Shares> parameters;
+    std::optional<Shares> gradients;
+    std::optional<Shares> optimizer;
+    std::string activations = "auto";    ///< "auto" or "keep"
+    std::optional<std::uint64_t> chunk;  ///< bytes of a parameter chunk
+    bool operator==(const Placement&) const = default;
+  };
+
+  struct Log {
+    LogLevel level = LogLevel::info;
+    bool operator==(const Log&) const = default;
+  };
+
+  struct Model {
+    std::string family = "gpt";
+    std::int64_t layers = 4;
+    std::int64_t heads = 4;
+    std::int64_t width = 256;
+    std::int64_t sequence = 256;    ///< tokens
+    std::string dtype = "float32";  ///< "float32" or "bfloat16"
+    bool operator==(const Model&) const = default;
+  };
+
+  struct Data {
+    std::vector<std::filesystem::path> paths;  ///< files or folders
+    std::string tokenizer = "bytes";
+    bool operator==(const Data&) const = default;
+  };
+
+  struct Train {
+    std::int64_t steps = 100;
+    std::int64_t micro_batch = 4;  ///< sequences in one forward
+    std::int64_t accumulate = 1;   ///< micro-batches in one step
+    std::uint64_t seed = 1;
+    double learning_rate = 1e-3;
+    std::int64_t warmup = 0;  ///< steps
+    double weight_decay = 0.1;
+    double max_gradient_norm = 1.0;  ///< 0: gradients are not clipped
+    bool operator==(const Train&) const = default;
+  };
+
+  Device device;
+  Host host;
+  Nvme nvme;
+  Placement placement;
+  Log log;
+  Model model;
+  Data data;
+  Train train;
+
+  /// Reads a file, then applies the overrides (see `set`), then validates: an override may complete the file.
+  static Config load(const std::filesystem::path& path, const std::vector<std::string>& overrides = {});
+
+  /// The same for text that did not come from a file; `name` stands for it in messages.
+  static Config parse(std::string_view text, std::string_view name = "<text>",
+                      const std::vector<std::string>& overrides = {});
+
+  /// Sets one key, as in "device.memory=64MiB", and validates. The right side is a TOML value, or else a string that
+  /// needs no quotes. Nothing changes if it throws.
+  Config& set(std::string_view assignment);
+
+  /// Sets several and validates once, so that they need not go together one by one.
+  Config& set_all(const std::vector<std::string>& assignments);
+
+  /// Throws ConfigError unless every value is in range and they go together.
+  void validate() const;
+
+  bool operator==(const Config&) const = default;
+};
+
+/// All of it as TOML. `Config::parse` gives the same configuration back.
+std::string to_toml(const Config& config);
+
+}  // namespace terrace

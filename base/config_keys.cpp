@@ -1,0 +1,186 @@
+#include "base/config_keys.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "base/units.h"
+
+namespace terrace::config_detail {
+namespace {
+
+constexpr std::int64_t kMostCount = std::numeric_limits<std::int32_t>::max();  // products of two fit 64 bits
+constexpr std::int64_t kMostWhole = std::numeric_limits<std::int64_t>::max();
+
+/// The place of a value in a configuration, const or not.
+template <typename Section, typename Member>
+auto field(Section Config::*section, Member Section::*member) {
+  return [ section, member ](auto& config) -> auto& { return (config.*section).*member; };
+}
+
+// Each of these makes the key of one type of value. `place` is what `field` returned.
+
+template <typename Place>
+Key size(std::string name, Place place) {
+  return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.optional_size(); },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            const auto& bytes = place(config);
+            out.insert_or_assign(leaf, bytes ? format_bytes_exactly(*bytes) : "auto");
+          }};
+}
+
+template <typename Place>
+Key whole(std::string name, std::int64_t least, std::int64_t most, Place place) {
+  return {std::move(name),
+          [place, least, most](const Value& value, Config& config) {
+            auto& number = place(config);
+            number = static_cast<std::remove_reference_t<decltype(number)>>(value.whole_number(least, most));
+          },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            out.insert_or_assign(leaf, static_cast<std::int64_t>(place(config)));
+          }};
+}
+
+template <typename Place>
+Key rate(std::string name, Place place) {
+  return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.rate(); },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            out.insert_or_assign(leaf, place(config));
+          }};
+}
+
+/// `unsupported` is told of the value before it is compared with the choices, to refuse what has a reason of its own.
+template <typename Place>
+Key choice(
+    std::string name, std::vector<std::string_view> choices, Place place,
+    std::function<void(const Value&)> unsupported = [](const Value&) {}) {
+  return {
+      std::move(name),
+      [place, choices = std::move(choices), unsupported = std::move(unsupported)](const Value& value, Config& config) {
+        unsupported(value);
+        place(config) = value.one_of(choices);
+      },
+      [place](const Config& config, toml::table& out, std::string_view leaf) {
+        out.insert_or_assign(leaf, place(config));
+      }};
+}
+
+template <typename Place>
+Key paths(std::string name, Place place) {
+  return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.paths(); },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            toml::array list;
+            for (const auto& path : place(config)) list.push_back(path.string());
+            out.insert_or_assign(leaf, std::move(list));
+          }};
+}
+
+template <typename Place>
+Key shares(std::string name, Place place) {
+  return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.optional_shares(); },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            const std::optional<Config::Shares>& shares = place(config);
+            if (!shares) {
+              out.insert_or_assign(leaf, "auto");
+              return;
+            }
+            toml::table table{{"device", shares->device}, {"host", shares->host}, {"nvme", shares->nvme}};
+            table.is_inline(true);
+            out.insert_or_assign(leaf, std::move(table));
+          }};
+}
+
+Key log_level_key() {
+  return {"log.level",
+          [](const Value& value, Config& config) {
+            const std::string name = value.one_of({"trace", "debug", "info", "warning", "error", "off"});
+            config.log.level = log_level_from_name(name).value();
+          },
+          [](const Config& config, toml::table& out, std::string_view leaf) {
+            out.insert_or_assign(leaf, log_level_name(config.log.level));
+          }};
+}
+
+void refuse_cuda(const Value& value) {
+  if (!value.is("cuda")) return;
+  value.fail("found \"cuda\", but this build has no CUDA device; accepted: \"auto\", \"emulated\"");
+}
+
+void refuse_moving_activations(const Value& value) {
+  for (const char* way : {"host", "nvme", "recompute"}) {
+    if (value.is(way)) {
+      value.fail("found \"" + std::string(way) + "\", which is not supported yet; accepted: \"auto\", \"keep\"");
+    }
+  }
+}
+
+std::vector<Key> make_keys() {
+  return {
+      choice("device.kind", {"auto", "emulated"}, field(&Config::device, &Config::Device::kind), refuse_cuda),
+      size("device.memory", field(&Config::device, &Config::Device::memory)),
+      size("device.chunks", field(&Config::device, &Config::Device::chunks)),
+      size("host.memory", field(&Config::host, &Config::Host::memory)),
+      paths("nvme.paths", field(&Config::nvme, &Config::Nvme::paths)),
+      size("nvme.memory", field(&Config::nvme, &Config::Nvme::memory)),
+      shares("placement.parameters", field(&Config::placement, &Config::Placement::parameters)),
+      shares("placement.gradients", field(&Config::placement, &Config::Placement::gradients)),
+      shares("placement.optimizer", field(&Config::placement, &Config::Placement::optimizer)),
+      choice("placement.activations", {"auto", "keep"}, field(&Config::placement, &Config::Placement::activations),
+             refuse_moving_activations),
+      size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
+      log_level_key(),
+      choice("model.family", {"gpt"}, field(&Config::model, &Config::Model::family)),
+      whole("model.layers", 1, kMostCount, field(&Config::model, &Config::Model::layers)),
+      whole("model.heads", 1, kMostCount, field(&Config::model, &Config::Model::heads)),
+      whole("model.width", 1, kMostCount, field(&Config::model, &Config::Model::width)),
+      whole("model.sequence", 1, kMostCount, field(&Config::model, &Config::Model::sequence)),
+      choice("model.dtype", {"float32", "bfloat16"}, field(&Config::model, &Config::Model::dtype)),
+      paths("data.paths", field(&Config::data, &Config::Data::paths)),
+      choice("data.tokenizer", {"bytes"}, field(&Config::data, &Config::Data::tokenizer)),
+      whole("train.steps", 1, kMostWhole, field(&Config::train, &Config::Train::steps)),
+      whole("train.micro_batch", 1, kMostCount, field(&Config::train, &Config::Train::micro_batch)),
+      whole("train.accumulate", 1, kMostCount, field(&Config::train, &Config::Train::accumulate)),
+      whole("train.seed", 0, kMostWhole, field(&Config::train, &Config::Train::seed)),
+      rate("train.learning_rate", field(&Config::train, &Config::Train::learning_rate)),
+      whole("train.warmup", 0, kMostWhole, field(&Config::train, &Config::Train::warmup)),
+      rate("train.weight_decay", field(&Config::train, &Config::Train::weight_decay)),
+      rate("train.max_gradient_norm", field(&Config::train, &Config::Train::max_gradient_norm)),
+  };
+}
+
+}  // namespace
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> all = make_keys();
+  return all;
+}
+
+const Key* find_key(std::string_view name) {
+  const auto found = std::find_if(keys().begin(), keys().end(), [&](const Key& key) { return key.name == name; });
+  return found == keys().end() ? nullptr : &*found;
+}
+
+const std::vector<std::string>& key_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Key& key : keys()) all.push_back(key.name);
+    return all;
+  }();
+  return names;
+}
+
+const std::vector<std::string>& section_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Key& key : keys()) {
+      if (all.empty() || all.back() != key.section()) all.push_back(key.section());
+    }
+    return all;
+  }();
+  return names;
+}
+
+}  // namespace terrace::config_detail

@@ -1,0 +1,16 @@
+/// How much memory this process may still take.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+namespace terrace {
+
+/// The least of what the machine has available and of what each control group (version 1 or 2) that holds this process
+/// leaves: its limit less its usage, where page cache that the kernel would give up does not count as used.
+///
+/// A snapshot: other processes change it. `root` is where /proc and /sys are found. Throws IoError if the machine does
+/// not say what is available; a control group that cannot be read sets no limit.
+std::uint64_t available_memory_bytes(const std::filesystem::path& root = "/");
+
+}  // namespace terrace

@@ -1,0 +1,70 @@
+# How floors and the executables on them are built.
+
+# Flags of a target. LIBTORCH: one that includes LibTorch, whose inlined templates warn about conversions.
+function(terrace_flags target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "LIBTORCH" "" "")
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow)
+  if(NOT arg_LIBTORCH)
+    target_compile_options(${target} PRIVATE -Wpedantic -Wconversion)
+  endif()
+  # GCC 12 sees overlapping copies in std::string's operator+ where there are none (GCC bug 105329).
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
+  if(TERRACE_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+
+# terrace_floor(NAME [LIBTORCH] [PUBLIC libraries...] [PRIVATE libraries...])
+# The library terrace::NAME of the sources in the folder NAME, on all floors declared before it.
+# Does nothing while the folder has no sources.
+function(terrace_floor name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "LIBTORCH" "" "PUBLIC;PRIVATE")
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cpp)
+  if(NOT sources)
+    return()
+  endif()
+  set(target terrace_${name})
+  add_library(${target} STATIC ${sources})
+  add_library(terrace::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(
+    ${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/terrace>)
+  get_property(below GLOBAL PROPERTY TERRACE_FLOORS)
+  target_link_libraries(${target} PUBLIC ${below} ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
+  if(arg_LIBTORCH)
+    terrace_flags(${target} LIBTORCH)
+    target_link_libraries(${target} PUBLIC terrace::libtorch)
+    target_include_directories(
+      ${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                       $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  else()
+    terrace_flags(${target})
+  endif()
+  set_property(GLOBAL APPEND PROPERTY TERRACE_FLOORS ${target})
+  target_link_libraries(terrace_all INTERFACE ${target})
+endfunction()
+
+# terrace_executable(TARGET [LIBTORCH] [FLOOR name])
+# Links a program to one floor, or to everything, and shares the precompiled LibTorch.
+function(terrace_executable target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "LIBTORCH" "FLOOR" "")
+  if(arg_FLOOR AND TARGET terrace_${arg_FLOOR})
+    target_link_libraries(${target} PRIVATE terrace_${arg_FLOOR})
+  else()
+    target_link_libraries(${target} PRIVATE terrace::terrace)
+  endif()
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  if(arg_LIBTORCH)
+    terrace_flags(${target} LIBTORCH)
+    target_link_libraries(${target} PRIVATE terrace::libtorch)
+    if(TARGET terrace_integration)
+      target_precompile_headers(${target} REUSE_FROM terrace_integration)
+    endif()
+  else()
+    terrace_flags(${target})
+  endif()
+endfunction()

@@ -1,0 +1,30 @@
+# cmake --install: libraries, headers, the command, and the package that find_package(terrace) finds.
+
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/terrace)
+
+get_property(floors GLOBAL PROPERTY TERRACE_FLOORS)
+install(TARGETS terrace_all ${floors} EXPORT terraceTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT terraceTargets NAMESPACE terrace:: DESTINATION ${package_dir})
+
+foreach(floor ${floors})
+  string(REPLACE terrace_ "" folder ${floor})
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.h)
+  list(FILTER headers EXCLUDE REGEX "/pch\\.h$")
+  install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/terrace/${folder})
+endforeach()
+
+if(TARGET terrace_integration)
+  install(FILES include/terrace/terrace.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/terrace)
+  set(terrace_needs_libtorch ON)
+  get_filename_component(terrace_libtorch_dir ${LibTorch_INCLUDE_DIR}/.. ABSOLUTE)
+endif()
+if(TARGET terrace_tool)
+  install(TARGETS terrace_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+configure_package_config_file(cmake/terraceConfig.cmake.in terraceConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(terraceConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/terraceConfig.cmake ${PROJECT_BINARY_DIR}/terraceConfigVersion.cmake
+              cmake/FindxxHash.cmake cmake/FindLibTorch.cmake
+        DESTINATION ${package_dir})

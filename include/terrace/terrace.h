@@ -1,0 +1,7 @@
+#pragma once
+
+/// Everything a program that trains with Terrace needs: one session, its optimizer, and blocks.
+
+#include "integration/adamw.h"
+#include "integration/block.h"
+#include "integration/session.h"

@@ -1,0 +1,97 @@
+// AdamW over managed chunks: copies what the update needs into a job and runs it.
+
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "integration/adamw_backend.h"
+#include "integration/session_state.h"
+#include "optimizer/update.h"
+
+namespace terrace {
+namespace {
+
+class Managed final : public AdamWBackend {
+ public:
+  Managed(std::weak_ptr<SessionState> state, bool joins_all) : state_(std::move(state)), joins_all_(joins_all) {
+    state_.lock()->add_optimizer_chunks();
+  }
+
+  std::optional<double> step(AdamW::Groups& groups, double max_norm) override {
+    const std::shared_ptr<SessionState> state = state_.lock();
+    if (!state) {
+      throw LogicError("AdamW: the session of this optimizer has ended");
+    }
+    state->notice_dead_storages();
+    if (joins_all_) {
+      join_new_parameters(*state, groups.at(0));
+    }
+    state->add_optimizer_chunks();
+
+    UpdateJob job;
+    job.max_gradient_norm = max_norm;
+    std::vector<at::Tensor> gradients;  // kept until the update is done
+    std::vector<const ManagedParameter*> updated;
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      const AdamWOptions options = checked_options(groups[group]);
+      const auto& tensors = groups[group].params();
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        if (!tensors[i].grad().defined()) {
+          continue;
+        }
+        ManagedParameter& parameter = managed(*state, tensors[i], group, i);
+        gradients.push_back(state->gradients().for_update(parameter));
+        job.segments.push_back({.chunk_set = parameter.chunk_set,
+                                .element_offset = parameter.element_offset,
+                                .elements = parameter.elements,
+                                .options = options,
+                                .step = steps_[&parameter] + 1});
+        updated.push_back(&parameter);
+      }
+    }
+    const std::optional<double> norm = run_update(state->memory().stream(), state->chunk_sets(), job);
+    for (const ManagedParameter* parameter : updated) {
+      ++steps_[parameter];
+      parameter->tensor.unsafeGetTensorImpl()->bump_version();
+    }
+    state->memory().stream().step_mark();
+    return norm;
+  }
+
+ private:
+  static ManagedParameter& managed(SessionState& state, const at::Tensor& tensor, std::size_t group, std::size_t i) {
+    ManagedParameter* parameter = state.find(tensor);
+    const std::string which = "parameter " + std::to_string(i) + " of group " + std::to_string(group);
+    if (parameter == nullptr) {
+      throw LogicError("AdamW: " + which + " has a gradient and is not managed by the session",
+                       "call Session::manage on its module; if it was, its storage has been replaced since");
+    }
+    if (!parameter->gradient_chunk) {
+      throw LogicError("AdamW: " + which + ", '" + parameter->name + "', needed no gradient when it came under management");
+    }
+    return *parameter;
+  }
+
+  /// Parameters managed since the last step join the default group.
+  void join_new_parameters(SessionState& state, torch::optim::OptimizerParamGroup& group) {
+    auto& known = group.params();
+    std::size_t trainable = 0;
+    for (const ManagedParameter& parameter : state.parameters()) {
+      if (parameter.gradient_chunk && trainable++ >= known.size()) {
+        known.push_back(parameter.tensor);
+      }
+    }
+  }
+
+  const std::weak_ptr<SessionState> state_;
+  const bool joins_all_;
+  std::unordered_map<const ManagedParameter*, std::int64_t> steps_;
+};
+
+}  // namespace
+
+std::unique_ptr<AdamWBackend> make_managed_backend(Session& session, bool joins_all) {
+  return std::make_unique<Managed>(session.state(), joins_all);
+}
+
+}  // namespace terrace

@@ -1,0 +1,119 @@
+// AdamW over ordinary tensors: the same kernels, at once. What managed training must equal bit for bit.
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <unordered_map>
+
+#include "base/error.h"
+#include "integration/adamw_backend.h"
+#include "optimizer/gradient_norm.h"
+
+namespace terrace {
+namespace {
+
+class Ordinary final : public AdamWBackend {
+ public:
+  std::optional<double> step(AdamW::Groups& groups, double max_norm) override {
+    std::optional<double> norm;
+    float scale = 1.0f;
+    if (max_norm > 0) {
+      norm = norm_of(groups);
+      scale = clip_coefficient(*norm, max_norm);
+    }
+    for (auto& group : groups) {
+      const AdamWOptions options = checked_options(group);
+      for (at::Tensor& parameter : group.params()) {
+        if (parameter.grad().defined()) {
+          update(parameter, options, scale);
+        }
+      }
+    }
+    return norm;
+  }
+
+ private:
+  struct State {
+    std::int64_t step = 0;
+    at::Tensor master;  // where the parameter is bf16
+    at::Tensor momentum;
+    at::Tensor variance;
+  };
+
+  /// The gradient with its elements in the order of the parameter's.
+  static at::Tensor aligned_gradient(const at::Tensor& parameter) {
+    const at::Tensor& gradient = parameter.grad();
+    if (gradient.layout() != at::kStrided) {
+      throw LogicError("AdamW: sparse gradients are not supported");
+    }
+    if (!parameter.is_non_overlapping_and_dense()) {
+      throw LogicError("AdamW: a parameter whose elements overlap or leave gaps cannot be updated");
+    }
+    if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kBFloat16) {
+      throw LogicError(std::string("AdamW updates float32 and bfloat16 parameters, not ") +
+                       c10::toString(parameter.scalar_type()));
+    }
+    if (gradient.strides() == parameter.strides()) {
+      return gradient;
+    }
+    return at::empty_like(parameter).copy_(gradient);
+  }
+
+  static const std::uint16_t* bits(const at::Tensor& tensor) {
+    return static_cast<const std::uint16_t*>(tensor.const_data_ptr());
+  }
+
+  static double norm_of(const AdamW::Groups& groups) {
+    std::vector<double> sums;
+    for (const auto& group : groups) {
+      for (const at::Tensor& parameter : group.params()) {
+        if (!parameter.grad().defined()) {
+          continue;
+        }
+        const at::Tensor gradient = aligned_gradient(parameter);
+        const auto count = static_cast<std::size_t>(gradient.numel());
+        SquaredNorm squared;
+        if (gradient.scalar_type() == at::kFloat) {
+          squared.add(gradient.const_data_ptr<float>(), count);
+        } else {
+          squared.add(bits(gradient), count);
+        }
+        sums.push_back(squared.sum());
+      }
+    }
+    return combined_norm(sums);
+  }
+
+  void update(at::Tensor& parameter, const AdamWOptions& options, float scale) {
+    const at::Tensor gradient = aligned_gradient(parameter);
+    State& state = states_[parameter.unsafeGetTensorImpl()];
+    const bool has_master = parameter.scalar_type() == at::kBFloat16;
+    if (state.step == 0) {
+      state.momentum = at::zeros_like(parameter, at::kFloat);
+      state.variance = at::zeros_like(parameter, at::kFloat);
+      if (has_master) {
+        state.master = at::zeros_like(parameter, at::kFloat);
+      }
+    }
+    const AdamWStep step(options, ++state.step, scale);
+    auto* momentum = state.momentum.mutable_data_ptr<float>();
+    auto* variance = state.variance.mutable_data_ptr<float>();
+    const auto count = static_cast<std::size_t>(parameter.numel());
+    if (has_master) {
+      adamw_update(step, static_cast<std::uint16_t*>(parameter.mutable_data_ptr()), bits(gradient),
+                   state.master.mutable_data_ptr<float>(), momentum, variance, count);
+    } else {
+      adamw_update(step, parameter.mutable_data_ptr<float>(), gradient.const_data_ptr<float>(), momentum, variance,
+                   count);
+    }
+    parameter.unsafeGetTensorImpl()->bump_version();
+  }
+
+  std::unordered_map<const c10::TensorImpl*, State> states_;
+};
+
+}  // namespace
+
+std::unique_ptr<AdamWBackend> make_ordinary_backend() { return std::make_unique<Ordinary>(); }
+
+}  // namespace terrace

@@ -1,0 +1,200 @@
+#include "integration/gradients.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace terrace {
+
+namespace autograd = torch::autograd;
+
+/// What a parameter's two hooks share: the gradient set aside between them.
+struct ParkedGradient {
+  at::Tensor gradient;
+};
+
+/// Before AccumulateGrad: sets aside what is accumulated, so that it sees none.
+class Gradients::Park : public autograd::FunctionPreHook {
+ public:
+  Park(std::weak_ptr<Gradients> owner, ManagedParameter& parameter, std::shared_ptr<ParkedGradient> parked)
+      : owner_(std::move(owner)), parameter_(parameter), parked_(std::move(parked)) {}
+
+  autograd::variable_list operator()(const autograd::variable_list& gradients) override {
+    const auto owner = owner_.lock();
+    if (!owner || owner->closed()) {
+      return gradients;
+    }
+    at::Tensor& current = parameter_.tensor.mutable_grad();
+    if (current.defined()) {
+      parked_->gradient = std::move(current);
+      current = at::Tensor();
+    }
+    return gradients;
+  }
+
+ private:
+  const std::weak_ptr<Gradients> owner_;
+  ManagedParameter& parameter_;
+  const std::shared_ptr<ParkedGradient> parked_;
+};
+
+/// After it: puts the sum back, in the managed run.
+class Gradients::Restore : public autograd::PostAccumulateGradHook {
+ public:
+  Restore(std::weak_ptr<Gradients> owner, ManagedParameter& parameter, std::shared_ptr<ParkedGradient> parked,
+          std::unique_ptr<autograd::PostAccumulateGradHook> next)
+      : owner_(std::move(owner)), parameter_(parameter), parked_(std::move(parked)), next_(std::move(next)) {}
+
+  void operator()(const autograd::Variable& variable) override {
+    const auto owner = owner_.lock();
+    if (owner && !owner->closed()) {
+      owner->accumulate(parameter_, std::exchange(parked_->gradient, {}));
+    }
+    if (next_) {
+      (*next_)(variable);
+    }
+  }
+
+ private:
+  const std::weak_ptr<Gradients> owner_;
+  ManagedParameter& parameter_;
+  const std::shared_ptr<ParkedGradient> parked_;
+  const std::unique_ptr<autograd::PostAccumulateGradHook> next_;
+};
+
+Gradients::Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry)
+    : stream_(stream), registry_(std::move(registry)) {}
+
+void Gradients::watch(ManagedParameter& parameter) {
+  auto parked = std::make_shared<ParkedGradient>();
+  parameter.accumulator = autograd::impl::grad_accumulator(parameter.tensor);
+  parameter.accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), parameter, parked));
+  auto next = std::move(autograd::impl::post_acc_grad_hooks(parameter.tensor));
+  autograd::impl::set_post_acc_grad_hooks(
+      parameter.tensor, std::make_unique<Restore>(weak_from_this(), parameter, std::move(parked), std::move(next)));
+}
+
+void Gradients::adopt(ManagedParameter& parameter) {
+  at::Tensor& gradient = parameter.tensor.mutable_grad();
+  if (!gradient.defined() || gradient.requires_grad()) {
+    return;
+  }
+  const ManagedStorage* managed = ManagedStorage::of(gradient);
+  if (managed != nullptr && managed == parameter.gradient.lock().get()) {
+    return;
+  }
+  if (gradient.layout() != at::kStrided) {
+    gradient = at::Tensor();
+    throw LogicError("parameter '" + parameter.name + "' has a sparse gradient, which cannot be managed",
+                     "make the embedding's gradient dense (sparse(false))");
+  }
+  const at::NoGradGuard no_grad;
+  at::Tensor adopted = make(parameter);
+  adopted.copy_(gradient);
+  gradient = std::move(adopted);
+}
+
+at::Tensor Gradients::for_update(ManagedParameter& parameter) {
+  adopt(parameter);
+  const at::Tensor& gradient = parameter.tensor.grad();
+  if (!gradient.requires_grad()) {
+    return gradient;
+  }
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = make(parameter);
+  copy.copy_(gradient);
+  return copy;
+}
+
+void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
+  at::Tensor& gradient = parameter.tensor.mutable_grad();
+  if (!parked.defined()) {
+    adopt(parameter);
+    return;
+  }
+  const at::Tensor fresh = std::exchange(gradient, parked);
+  if (!fresh.defined()) {
+    return;
+  }
+  if (fresh.requires_grad() || parked.requires_grad()) {
+    const at::AutoGradMode with_graph(true);
+    gradient = parked + fresh;
+    return;
+  }
+  if (fresh.layout() != at::kStrided) {
+    throw LogicError("parameter '" + parameter.name + "' has a sparse gradient, which cannot be managed",
+                     "make the embedding's gradient dense (sparse(false))");
+  }
+  const at::NoGradGuard no_grad;
+  gradient.add_(fresh);
+}
+
+at::Tensor Gradients::make(ManagedParameter& parameter) {
+  // A gradient that the program still holds elsewhere keeps its value in memory of its own.
+  if (const auto held = parameter.gradient.lock()) {
+    make_ordinary(*held);
+  }
+  const at::Tensor& tensor = parameter.tensor;
+  const std::size_t item_bytes = tensor.element_size();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), parameter.elements * item_bytes,
+      c10::DataPtr(nullptr, tensor.device()), /*allocator=*/nullptr, /*resizable=*/false);
+  const ChunkId chunk = parameter.gradient_chunk.value();
+  const auto managed = ManagedStorage::attach(*storage, chunk, parameter.element_offset * item_bytes,
+                                              parameter.name + ".grad", registry_);
+  parameter.gradient = managed;
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    ++alive_[chunk];
+  }
+  at::Tensor gradient = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  gradient.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  return gradient;
+}
+
+void Gradients::make_ordinary(ManagedStorage& storage) {
+  const auto keep = storage.shared_from_this();
+  std::size_t bytes = 0;
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    if (storage.storage() == nullptr) {
+      return;
+    }
+    bytes = storage.storage()->nbytes();
+  }
+  c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes);
+  const std::array accesses{Access{storage.chunk(), Tier::device, AccessMode::read}};
+  const Pin pin = stream_.acquire(accesses);
+  std::memcpy(data.mutable_get(), pin.device(0) + storage.offset_bytes(), bytes);
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    if (storage.storage() != nullptr) {
+      storage.detach(std::move(data));
+    }
+  }
+  on_storage_death(storage);
+}
+
+void Gradients::on_storage_death(const ManagedStorage& storage) {
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    const auto found = alive_.find(storage.chunk());
+    if (found == alive_.end() || --found->second > 0) {
+      return;
+    }
+    alive_.erase(found);
+  }
+  stream_.discard(storage.chunk());
+}
+
+}  // namespace terrace

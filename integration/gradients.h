@@ -1,0 +1,58 @@
+/// Gradients as managed tensors: a defined `p.grad` is a run of the gradient chunk.
+///
+/// Before AccumulateGrad runs, what is accumulated so far is set aside; after it, the new part is added to
+/// it in place, or copied into the managed run if it is the first. Only `p.grad` says whether there is a
+/// gradient: no reference is kept here, so when the program drops a gradient its storage dies, and when all
+/// of a chunk's have died the chunk is discarded without a transfer.
+///
+/// A gradient that itself requires grad (create_graph) is left alone. Post-accumulate hooks that were there
+/// run after ours. Sparse gradients throw LogicError. Called by the thread that runs backward or `step`.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include "integration/managed_parameter.h"
+#include "memory/access_stream.h"
+
+namespace terrace {
+
+class Gradients : public std::enable_shared_from_this<Gradients> {
+ public:
+  Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry);
+
+  /// Hooks the parameter's gradient accumulator. `parameter` outlives this object.
+  void watch(ManagedParameter& parameter);
+
+  /// Moves an ordinary gradient of the parameter, set by whatever route, into its managed run. No gradient,
+  /// or a managed one: does nothing.
+  void adopt(ManagedParameter& parameter);
+
+  /// The parameter's gradient as the update reads it, in its managed run: adopted, or where it requires grad
+  /// itself copied there. To be kept until the update is done. The gradient must be defined.
+  at::Tensor for_update(ManagedParameter& parameter);
+
+  /// A managed storage died. Others than gradients are ignored.
+  void on_storage_death(const ManagedStorage& storage);
+
+  /// Gives a managed storage ordinary memory with its bytes. Nothing if it has died.
+  void make_ordinary(ManagedStorage& storage);
+
+  /// Hooks that outlive the session call through from now on.
+  void close() noexcept { closed_ = true; }
+  bool closed() const noexcept { return closed_; }
+
+ private:
+  class Park;
+  class Restore;
+
+  at::Tensor make(ManagedParameter& parameter);
+  void accumulate(ManagedParameter& parameter, at::Tensor parked);
+
+  AccessStream& stream_;
+  const std::shared_ptr<StorageRegistry> registry_;
+  std::unordered_map<ChunkId, std::uint32_t> alive_;  // storages alive by gradient chunk; under the registry's mutex
+  bool closed_ = false;
+};
+
+}  // namespace terrace

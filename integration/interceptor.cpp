@@ -1,0 +1,130 @@
+#include "integration/interceptor.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <unordered_map>
+#include <vector>
+
+#include "integration/pause.h"
+
+namespace terrace {
+namespace {
+
+std::atomic<OpPinner*> attached{nullptr};
+
+/// What of an op matters here.
+struct OpTraits {
+  bool touches_bytes = false;
+  std::vector<bool> writes;  // by argument
+};
+
+bool writes_through(const c10::AliasInfo* alias) {
+  if (alias == nullptr) {
+    return false;
+  }
+  if (alias->isWrite()) {
+    return true;
+  }
+  for (const c10::AliasInfo& contained : alias->containedTypes()) {
+    if (writes_through(&contained)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+OpTraits traits_of(const c10::OperatorHandle& op) {
+  OpTraits traits;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return traits;
+  }
+  for (const c10::Argument& result : op.schema().returns()) {
+    if (result.alias_info() != nullptr && !writes_through(result.alias_info())) {
+      return traits;  // a view
+    }
+  }
+  traits.touches_bytes = true;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    traits.writes.push_back(writes_through(argument.alias_info()));
+  }
+  return traits;
+}
+
+/// The traits of the op that runs, or null for what is not an op. A schema's name stays where it is for good
+/// and no other string can have its address, so that address is the key.
+const OpTraits* find_traits(const at::RecordFunction& function) {
+  thread_local std::unordered_map<const void*, OpTraits> known;
+  const void* key = function.name();
+  if (const auto found = known.find(key); found != known.end()) {
+    return &found->second;
+  }
+  const auto name = function.operator_name();
+  if (!name) {
+    return nullptr;
+  }
+  const auto op = c10::Dispatcher::singleton().findOp(*name);
+  if (!op) {
+    return nullptr;
+  }
+  return &known.emplace(key, traits_of(*op)).first->second;
+}
+
+using Found = c10::SmallVector<std::pair<ManagedStorage*, std::size_t>, 8>;  // with the argument's position
+
+void find_managed(const c10::IValue& value, std::size_t position, Found& found) {
+  if (value.isTensor()) {
+    if (ManagedStorage* storage = ManagedStorage::of(value.toTensor())) {
+      found.emplace_back(storage, position);
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (ManagedStorage* storage = ManagedStorage::of(tensor)) {
+        found.emplace_back(storage, position);
+      }
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      find_managed(element, position, found);
+    }
+  }
+}
+
+std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
+  OpPinner* pinner = attached.load(std::memory_order_acquire);
+  if (pinner == nullptr || Pause::active()) {
+    return nullptr;
+  }
+  Found found;
+  const auto inputs = function.inputs();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    find_managed(inputs[i], i, found);
+  }
+  if (found.empty()) {
+    return nullptr;
+  }
+  const OpTraits* traits = find_traits(function);
+  if (traits == nullptr || !traits->touches_bytes) {
+    return nullptr;
+  }
+  c10::SmallVector<OpOperand, 8> operands;
+  for (const auto& [storage, position] : found) {
+    operands.push_back({storage, position < traits->writes.size() && traits->writes[position]});
+  }
+  return pinner->pin({operands.data(), operands.size()});
+}
+
+}  // namespace
+
+void attach_interceptor(OpPinner& pinner) {
+  static const at::CallbackHandle installed = at::addGlobalCallback(
+      at::RecordFunctionCallback(&before_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  (void)installed;
+  attached.store(&pinner, std::memory_order_release);
+}
+
+void detach_interceptor() noexcept { attached.store(nullptr, std::memory_order_release); }
+
+}  // namespace terrace

@@ -1,0 +1,35 @@
+/// Sees every op before it runs, and has its managed operands pinned while it does.
+///
+/// An `at::RecordFunction` callback, installed once and never removed. Only ops that read or write bytes
+/// pin: views do not, and composite ops are left to the ops that they are made of. Nothing happens under
+/// `Pause`, nor while no pinner is attached.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <span>
+
+#include "integration/managed_storage.h"
+
+namespace terrace {
+
+/// One managed operand of an op.
+struct OpOperand {
+  ManagedStorage* storage;
+  bool writes;
+};
+
+class OpPinner {
+ public:
+  virtual ~OpPinner() = default;
+  /// Pins the operands for as long as the returned object lives. Where that fails it returns null and leaves
+  /// the storages closed, with the reason as what access throws.
+  virtual std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands) noexcept = 0;
+};
+
+/// Sends ops to `pinner`, from all threads.
+void attach_interceptor(OpPinner& pinner);
+void detach_interceptor() noexcept;
+
+}  // namespace terrace

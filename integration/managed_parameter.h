@@ -1,0 +1,29 @@
+/// One parameter under management: its tensor, its run of a chunk, and the run of its gradient.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "integration/managed_storage.h"
+
+namespace terrace {
+
+struct ManagedParameter {
+  std::string name;
+  at::Tensor tensor;
+  std::shared_ptr<ManagedStorage> storage;
+  std::uint32_t chunk_set = 0;  ///< index shared by the chunks of all kinds
+  std::uint64_t element_offset = 0;
+  std::uint64_t elements = 0;
+
+  std::optional<ChunkId> gradient_chunk;        ///< absent for a parameter that needs no gradient
+  std::weak_ptr<ManagedStorage> gradient;       ///< the storage of the gradient made last, while it lives
+  std::shared_ptr<torch::autograd::Node> accumulator;  ///< kept, because hooks hang on it
+};
+
+}  // namespace terrace

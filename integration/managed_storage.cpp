@@ -1,0 +1,81 @@
+#include "integration/managed_storage.h"
+
+#include <utility>
+
+#include "integration/storage_guard.h"
+
+namespace terrace {
+
+ManagedStorage::ManagedStorage(ChunkId chunk, std::uint64_t offset_bytes, std::string name,
+                               std::shared_ptr<StorageRegistry> registry)
+    : chunk_(chunk), offset_bytes_(offset_bytes), name_(std::move(name)), registry_(std::move(registry)) {}
+
+ManagedStorage* ManagedStorage::of(c10::StorageImpl& storage) noexcept {
+  return storage._mutable_data_ptr_no_checks().cast_context<ManagedStorage>(&on_storage_death);
+}
+
+ManagedStorage* ManagedStorage::of(const at::Tensor& tensor) noexcept {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return nullptr;
+  }
+  return of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+std::shared_ptr<ManagedStorage> ManagedStorage::attach(c10::StorageImpl& storage, ChunkId chunk,
+                                                       std::uint64_t offset_bytes, std::string name,
+                                                       std::shared_ptr<StorageRegistry> registry) {
+  auto managed = std::make_shared<ManagedStorage>(chunk, offset_bytes, std::move(name), std::move(registry));
+  const auto device = storage.device();
+  storage.set_data_ptr_noswap({nullptr, managed.get(), &on_storage_death, device});
+  close_storage(storage, managed->usual_message());
+  const std::scoped_lock lock(managed->registry_->mutex);
+  managed->storage_ = &storage;
+  managed->held_by_storage_ = managed;
+  return managed;
+}
+
+void ManagedStorage::detach(c10::DataPtr data) {
+  reset_storage(*storage_, std::move(data));
+  storage_ = nullptr;
+  held_by_storage_.reset();
+}
+
+void ManagedStorage::open(std::byte* chunk_data) {
+  if (pin_count_++ == 0 && storage_ != nullptr) {
+    if (has_error_) {
+      set_error({});
+    }
+    open_storage(*storage_, chunk_data + offset_bytes_);
+  }
+}
+
+void ManagedStorage::close() {
+  if (--pin_count_ == 0 && storage_ != nullptr) {
+    close_storage(*storage_);
+  }
+}
+
+void ManagedStorage::set_error(const std::string& text) {
+  if (storage_ != nullptr) {
+    has_error_ = !text.empty();
+    close_storage(*storage_, has_error_ ? text : usual_message());
+  }
+}
+
+void ManagedStorage::on_storage_death(void* context) {
+  auto* managed = static_cast<ManagedStorage*>(context);
+  const std::shared_ptr<StorageRegistry> registry = managed->registry_;
+  std::shared_ptr<ManagedStorage> self;
+  const std::scoped_lock lock(registry->mutex);
+  managed->storage_ = nullptr;
+  self = std::move(managed->held_by_storage_);
+  registry->gone.push_back(self);
+  registry->any_gone.store(true, std::memory_order_release);
+}
+
+std::string ManagedStorage::usual_message() const {
+  return "terrace: the bytes of '" + name_ +
+         "' are managed: they can be touched by ops only, or as tensors made from it by ops such as clone()";
+}
+
+}  // namespace terrace

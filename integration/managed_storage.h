@@ -1,0 +1,77 @@
+/// A LibTorch storage whose bytes are a run of a chunk.
+///
+/// The storage's own data pointer says so: its deleter is ours and its context is the ManagedStorage, which
+/// it keeps alive; no table is needed to find one, and an address that is used again cannot be mistaken.
+/// The storage is closed but for the time that ops on it run.
+///
+/// Threads: `pin_count` and the storage's pointer change under the registry's mutex. No LibTorch memory is
+/// freed under it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "memory/chunk.h"
+
+namespace terrace {
+
+class ManagedStorage;
+
+/// What the storages of a session share; outlives them.
+struct StorageRegistry {
+  std::mutex mutex;
+  /// Storages that died since they were last looked at.
+  std::vector<std::shared_ptr<ManagedStorage>> gone;
+  std::atomic<bool> any_gone{false};
+};
+
+class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
+ public:
+  /// The storage's managed run, or null if it is an ordinary one.
+  static ManagedStorage* of(c10::StorageImpl& storage) noexcept;
+  static ManagedStorage* of(const at::Tensor& tensor) noexcept;
+
+  /// Turns `storage` into a run of `chunk` and closes it; what it pointed to is freed.
+  static std::shared_ptr<ManagedStorage> attach(c10::StorageImpl& storage, ChunkId chunk, std::uint64_t offset_bytes,
+                                                std::string name, std::shared_ptr<StorageRegistry> registry);
+
+  /// Gives the storage `data` of its own and ends this object's part in it. The mutex is held by the caller.
+  void detach(c10::DataPtr data);
+
+  /// One more, or one less, op runs on it. `chunk_data` is where the chunk is on the device. The mutex is held
+  /// by the caller.
+  void open(std::byte* chunk_data);
+  void close();
+  /// What access throws from now on; an empty text gives back the usual message. The mutex is held by the caller.
+  void set_error(const std::string& text);
+
+  ChunkId chunk() const noexcept { return chunk_; }
+  std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
+  const std::string& name() const noexcept { return name_; }
+  /// Null once the storage has died. The mutex is held by the caller.
+  c10::StorageImpl* storage() const noexcept { return storage_; }
+
+  ManagedStorage(ChunkId chunk, std::uint64_t offset_bytes, std::string name,
+                 std::shared_ptr<StorageRegistry> registry);
+
+ private:
+  static void on_storage_death(void* context);
+  std::string usual_message() const;
+
+  const ChunkId chunk_;
+  const std::uint64_t offset_bytes_;
+  const std::string name_;
+  const std::shared_ptr<StorageRegistry> registry_;
+  c10::StorageImpl* storage_ = nullptr;
+  std::shared_ptr<ManagedStorage> held_by_storage_;
+  std::uint32_t pin_count_ = 0;
+  bool has_error_ = false;
+};
+
+}  // namespace terrace

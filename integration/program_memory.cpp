@@ -1,0 +1,135 @@
+#include "integration/program_memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "base/error.h"
+#include "integration/pause.h"
+
+namespace terrace {
+namespace {
+
+/// Lies before every block's data, which stays aligned to 64 bytes.
+struct alignas(64) Header {
+  std::uintptr_t mark;  ///< tells our blocks from the previous allocator's
+  std::shared_ptr<BlockSource> source;
+  std::uint64_t bytes;
+  Kind kind;
+};
+static_assert(sizeof(Header) == 64);
+
+std::uintptr_t mark_of(const void* data) noexcept {
+  return reinterpret_cast<std::uintptr_t>(data) ^ std::uintptr_t{0x7E44ACE0B10C5EED};
+}
+
+Header* header_of(void* data) noexcept { return reinterpret_cast<Header*>(data) - 1; }
+
+std::atomic<ProgramMemory*> current{nullptr};
+
+class Allocator final : public c10::Allocator {
+ public:
+  explicit Allocator(c10::Allocator* previous) : previous_(previous) {}
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    ProgramMemory* memory = Pause::active() ? nullptr : current.load(std::memory_order_acquire);
+    if (memory == nullptr) {
+      return previous_->allocate(bytes);
+    }
+    try {
+      return allocate_from(memory->source(), bytes, Kind::other);
+    } catch (const Error& error) {
+      memory->refused(std::current_exception());
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "terrace: ", error.what());
+    }
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &free_any; }
+
+  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
+    std::memcpy(destination, source, bytes);
+  }
+
+  c10::Allocator& previous() const noexcept { return *previous_; }
+
+  /// Frees a block whose maker is not known: LibTorch's raw interface has one deleter for all. The previous
+  /// allocator aligns to 64 bytes too and keeps its own header below, so what is read here is mapped.
+  static void free_any(void* data);
+
+ private:
+  c10::Allocator* previous_;
+};
+
+Allocator* installed = nullptr;
+
+void free_block(void* data) {
+  if (data == nullptr) {
+    return;
+  }
+  Header* header = header_of(data);
+  const std::shared_ptr<BlockSource> source = std::move(header->source);
+  const std::uint64_t bytes = header->bytes;
+  const Kind kind = header->kind;
+  header->mark = 0;
+  header->~Header();
+  source->give_back(reinterpret_cast<std::byte*>(header), bytes, kind);
+}
+
+void Allocator::free_any(void* data) {
+  if (data == nullptr) {
+    return;
+  }
+  if (header_of(data)->mark == mark_of(data)) {
+    free_block(data);
+  } else {
+    installed->previous().raw_deallocate(data);
+  }
+}
+
+Allocator& installed_allocator() {
+  static Allocator* const allocator = [] {
+    installed = new Allocator(c10::GetCPUAllocator());  // lives until the process exits: LibTorch keeps it
+    constexpr std::uint8_t above_all = 255;
+    c10::SetCPUAllocator(installed, above_all);
+    return installed;
+  }();
+  return *allocator;
+}
+
+}  // namespace
+
+void attach_program_memory(ProgramMemory& memory) {
+  installed_allocator();
+  current.store(&memory, std::memory_order_release);
+}
+
+void detach_program_memory() noexcept { current.store(nullptr, std::memory_order_release); }
+
+c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind) {
+  if (bytes == 0) {
+    return {nullptr, nullptr, &free_block, c10::Device(c10::DeviceType::CPU)};
+  }
+  const std::uint64_t whole = bytes + sizeof(Header);
+  std::byte* block = source->take(whole, kind);
+  auto* header = new (block) Header{0, source, whole, kind};
+  void* data = header + 1;
+  header->mark = mark_of(data);
+  return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
+}
+
+std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept {
+  if (data.get_deleter() != &free_block || data.get_context() == nullptr) {
+    return 0;
+  }
+  const Header* header = header_of(data.get_context());
+  return header->source.get() == &source ? header->bytes : 0;
+}
+
+c10::DataPtr allocate_ordinary(std::uint64_t bytes) { return installed_allocator().previous().allocate(bytes); }
+
+}  // namespace terrace

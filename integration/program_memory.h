@@ -1,0 +1,49 @@
+/// Where the program's own tensors come from while a session lives: the device's memory, within its budget.
+///
+/// LibTorch's CPU allocator is replaced once, at the first session, and never put back; without a session,
+/// or under `Pause`, it forwards to the allocator that was there. A block remembers whose it is, so tensors
+/// may outlive the session. Thread-safe, but for `attach` and `detach`, which belong to the session.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "offload/tier.h"
+
+namespace terrace {
+
+/// Gives memory to tensors and takes it back, counting it. Kept alive by every block it gave.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  /// At least `bytes` bytes, aligned to 64. Throws OutOfMemory.
+  virtual std::byte* take(std::uint64_t bytes, Kind kind) = 0;
+  virtual void give_back(std::byte* block, std::uint64_t bytes, Kind kind) noexcept = 0;
+};
+
+/// What the allocator asks of the session that lives.
+class ProgramMemory {
+ public:
+  virtual ~ProgramMemory() = default;
+  /// Where this thread's tensors come from now.
+  virtual std::shared_ptr<BlockSource> source() = 0;
+  /// Hears of a refusal before it is thrown as c10::OutOfMemoryError.
+  virtual void refused(std::exception_ptr error) noexcept = 0;
+};
+
+/// Installs the allocator where it is not yet, and sends the program's tensors to `memory`.
+void attach_program_memory(ProgramMemory& memory);
+/// From now on tensors come from LibTorch's previous allocator.
+void detach_program_memory() noexcept;
+
+/// A block of `bytes` from `source`, counted as `kind`.
+c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind);
+/// What `source` has counted for the block behind `data`; 0 if it is not one of its blocks.
+std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept;
+/// An ordinary block of LibTorch's previous allocator.
+c10::DataPtr allocate_ordinary(std::uint64_t bytes);
+
+}  // namespace terrace

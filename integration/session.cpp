@@ -1,0 +1,48 @@
+#include "integration/session.h"
+
+#include <atomic>
+
+#include "integration/session_state.h"
+
+namespace terrace {
+namespace {
+
+std::atomic<bool> one_lives{false};
+
+std::shared_ptr<SessionState> make_state(const Config& config) {
+  if (one_lives.exchange(true)) {
+    throw LogicError("a session lives already in this process", "end it before the next one begins");
+  }
+  try {
+    return std::make_shared<SessionState>(config);
+  } catch (...) {
+    one_lives = false;
+    throw;
+  }
+}
+
+}  // namespace
+
+Session::Session(const Config& config) : state_(make_state(config)) {}
+
+Session::~Session() {
+  state_->close();
+  state_.reset();
+  one_lives = false;
+}
+
+void Session::manage(torch::nn::Module& module) { state_->manage(module); }
+
+at::Device Session::device() const { return at::kCPU; }
+
+MemoryUsage Session::memory_usage() const { return state_->memory().stream().usage(); }
+
+void Session::synchronize() {}
+
+std::exception_ptr Session::last_error() const { return state_->last_error(); }
+
+Session::Construction::Construction() { SessionMemory::enter_construction(); }
+
+Session::Construction::~Construction() { SessionMemory::leave_construction(); }
+
+}  // namespace terrace

@@ -1,0 +1,82 @@
+/// A session: the memory of the models it manages, across device, host and NVMe.
+///
+///     terrace::Session session(terrace::Config::load("terrace.toml"));
+///     auto model = session.construct([&] { return Gpt(options); });
+///     session.manage(*model);
+///     terrace::AdamW optimizer(session, torch::optim::AdamWOptions(3e-4));
+///
+/// After that the training loop is plain LibTorch. One session lives at a time in a process; a second one
+/// throws LogicError. While it lives, a managed parameter's bytes can be touched by ops only: anything else
+/// throws, naming the parameter. Ops that fail because of the session throw c10::Error with the message;
+/// `last_error` has the typed exception.
+///
+/// One thread trains a session's models; which one may change between ops.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/api/include/torch/nn/module.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "memory/usage.h"
+
+namespace terrace {
+
+class SessionState;
+
+class Session {
+ public:
+  /// Takes the budgets. Throws ConfigError, OutOfMemory or IoError (a path that cannot be written, an
+  /// nvme.memory above the free space).
+  explicit Session(const Config& config = {});
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+  /// Models become ordinary again where their bytes fit the available memory less 10%; otherwise they stay
+  /// guarded. Never throws.
+  ~Session();
+
+  /// Runs `build` with its tensors counted against `host.memory`, and returns what it returns: a model that
+  /// is built outside is counted on the device as a whole.
+  template <class Build>
+  auto construct(Build&& build) {
+    const Construction construction;
+    return std::forward<Build>(build)();
+  }
+
+  /// Brings a module's parameters and buffers under management: parameters rest where `[placement]` says,
+  /// buffers stay on the device. May be called again, for other modules or for parameters added since.
+  /// Throws OutOfMemory if what must rest somewhere, or one op's smallest operand, does not fit.
+  void manage(torch::nn::Module& module);
+
+  /// Where the program's tensors go: `cpu` with the emulated device.
+  at::Device device() const;
+
+  MemoryUsage memory_usage() const;
+
+  /// Waits for everything queued. Rethrows the first deferred error.
+  void synchronize();
+
+  /// The last error of the session's own, typed (OutOfMemory, IoError, CorruptData, ...), or null.
+  std::exception_ptr last_error() const;
+
+  /// For the other parts of this floor.
+  const std::shared_ptr<SessionState>& state() noexcept { return state_; }
+
+ private:
+  class Construction {
+   public:
+    Construction();
+    ~Construction();
+    Construction(const Construction&) = delete;
+    Construction& operator=(const Construction&) = delete;
+  };
+
+  std::shared_ptr<SessionState> state_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,111 @@
+#include "integration/session_state.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace terrace {
+
+/// Holds an op's operands for as long as it runs.
+class SessionState::OpPins final : public at::ObserverContext {
+ public:
+  OpPins(std::shared_ptr<StorageRegistry> registry, Pin pin, std::span<const OpOperand> operands)
+      : registry_(std::move(registry)), pin_(std::move(pin)) {
+    storages_.reserve(operands.size());
+    const std::scoped_lock lock(registry_->mutex);
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      storages_.push_back(operands[i].storage->shared_from_this());
+      storages_.back()->open(pin_.device(i));
+    }
+  }
+
+  ~OpPins() override {
+    const std::scoped_lock lock(registry_->mutex);
+    for (const auto& storage : storages_) {
+      storage->close();
+    }
+  }
+
+ private:
+  const std::shared_ptr<StorageRegistry> registry_;
+  const Pin pin_;
+  std::vector<std::shared_ptr<ManagedStorage>> storages_;
+};
+
+SessionState::SessionState(const Config& config)
+    : config_(config), memory_(config), gradients_(std::make_shared<Gradients>(memory_.stream(), registry_)) {
+  set_log_level(config.log.level);
+  attach_program_memory(*this);
+  attach_interceptor(*this);
+}
+
+SessionState::~SessionState() = default;
+
+void SessionState::close() noexcept {
+  detach_interceptor();
+  detach_program_memory();
+  gradients_->close();
+  try {
+    restore_storages();
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("the model's tensors stay managed after their session: ") + error.what());
+  }
+}
+
+ManagedParameter* SessionState::find(const at::Tensor& tensor) noexcept {
+  const auto found = by_storage_.find(ManagedStorage::of(tensor));
+  return found == by_storage_.end() ? nullptr : found->second;
+}
+
+void SessionState::notice_dead_storages() {
+  if (!registry_->any_gone.load(std::memory_order_acquire)) {
+    return;
+  }
+  std::vector<std::shared_ptr<ManagedStorage>> gone;
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    gone.swap(registry_->gone);
+    registry_->any_gone.store(false, std::memory_order_release);
+  }
+  for (const auto& storage : gone) {
+    gradients_->on_storage_death(*storage);
+  }
+}
+
+std::exception_ptr SessionState::last_error() const {
+  const std::scoped_lock lock(error_mutex_);
+  return last_error_;
+}
+
+std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands) noexcept {
+  try {
+    notice_dead_storages();
+    c10::SmallVector<Access, 8> accesses;
+    for (const OpOperand& operand : operands) {
+      accesses.push_back({operand.storage->chunk(), Tier::device,
+                          operand.writes ? AccessMode::write : AccessMode::read});
+    }
+    return std::make_unique<OpPins>(registry_, memory_.stream().acquire({accesses.data(), accesses.size()}), operands);
+  } catch (const std::exception& error) {
+    refused(std::current_exception());
+    const std::scoped_lock lock(registry_->mutex);
+    for (const OpOperand& operand : operands) {
+      operand.storage->set_error(std::string("terrace: '") + operand.storage->name() +
+                                 "' could not be brought to the device: " + error.what());
+    }
+    return nullptr;
+  }
+}
+
+std::shared_ptr<BlockSource> SessionState::source() {
+  notice_dead_storages();
+  return memory_.source();
+}
+
+void SessionState::refused(std::exception_ptr error) noexcept {
+  const std::scoped_lock lock(error_mutex_);
+  last_error_ = std::move(error);
+}
+
+}  // namespace terrace

@@ -1,0 +1,99 @@
+/// What a session is made of: its memory, the parameters under management, and the ways in which LibTorch
+/// calls back (ops, allocations, gradients).
+///
+/// Lives from the session's construction to its destructor, which calls `close`; optimizers hold it weakly.
+#pragma once
+
+#include <torch/csrc/api/include/torch/nn/module.h>
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/config.h"
+#include "integration/gradients.h"
+#include "integration/interceptor.h"
+#include "integration/managed_parameter.h"
+#include "integration/program_memory.h"
+#include "integration/session_memory.h"
+#include "memory/placement.h"
+#include "optimizer/update.h"
+
+namespace terrace {
+
+class SessionState final : public OpPinner, public ProgramMemory {
+ public:
+  explicit SessionState(const Config& config);
+  ~SessionState() override;
+
+  void manage(torch::nn::Module& module);
+  /// Gives every trainable chunk set its moments, and a master where it needs one. Throws OutOfMemory.
+  void add_optimizer_chunks();
+  /// Makes the model's tensors ordinary where they fit, and ends interception. Never throws.
+  void close() noexcept;
+
+  /// The managed parameter of a tensor, or null.
+  ManagedParameter* find(const at::Tensor& tensor) noexcept;
+  std::deque<ManagedParameter>& parameters() noexcept { return parameters_; }
+  std::span<const ChunkSet> chunk_sets() const noexcept { return chunk_sets_; }
+  Gradients& gradients() noexcept { return *gradients_; }
+  SessionMemory& memory() noexcept { return memory_; }
+
+  /// Tells residency of storages that died since the last call.
+  void notice_dead_storages();
+
+  std::exception_ptr last_error() const;
+
+  // OpPinner
+  std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands) noexcept override;
+  // ProgramMemory
+  std::shared_ptr<BlockSource> source() override;
+  void refused(std::exception_ptr error) noexcept override;
+
+ private:
+  class OpPins;
+
+  /// The chunks of one index, with what they hold.
+  struct SetInfo {
+    at::ScalarType type = at::kFloat;
+    std::uint64_t elements = 0;
+    bool trainable = false;
+  };
+
+  void manage_parameters(std::span<ManagedParameter> found);
+  void manage_buffer(const at::Tensor& buffer);
+  void fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members);
+  /// Registers one chunk a request, at homes chosen by `shares`.
+  struct ChunkRequest {
+    std::uint32_t set;
+    Kind kind;
+  };
+  std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests, const std::optional<Config::Shares>& shares,
+                                     std::uint64_t host_bytes_to_be_freed) const;
+  ChunkId add_chunk(const ChunkRequest& request, Tier home);
+  std::uint64_t bytes_of(const ChunkRequest& request) const;
+  /// What the host must hold at once to update a set of chunks.
+  std::uint64_t update_room(std::uint32_t set) const;
+  /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
+  void check_room_to_work() const;
+  void restore_storages();
+  void restore(ManagedStorage& storage);
+
+  const Config config_;
+  SessionMemory memory_;
+  const std::shared_ptr<StorageRegistry> registry_ = std::make_shared<StorageRegistry>();
+  std::shared_ptr<Gradients> gradients_;
+  std::deque<ManagedParameter> parameters_;  // stable addresses
+  std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;
+  std::vector<ChunkSet> chunk_sets_;
+  std::vector<SetInfo> set_infos_;
+  RestingRoom rested_{};  ///< bytes that rest on each tier
+  mutable std::mutex error_mutex_;
+  std::exception_ptr last_error_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,44 @@
+/// What a chunk is, and what may be asked of one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "offload/tier.h"
+
+namespace terrace {
+
+/// A chunk's stable name: dense, given in the order of registration, never reused.
+using ChunkId = std::uint32_t;
+
+/// A chunk: a run of bytes of one kind, the unit of residency and movement. Chunks of one index across
+/// kinds hold the same parameters at the same element offsets.
+struct ChunkInfo {
+  Kind kind = Kind::parameter;
+  std::uint32_t index = 0;
+  std::uint64_t bytes = 0;
+  /// Where the chunk rests. Its room there is never given up.
+  Tier home = Tier::host;
+  /// What a copy takes from each tier's budget (bytes rounded up to the tier's granules).
+  std::array<std::uint64_t, tier_count> room_bytes{};
+};
+
+enum class AccessMode : std::uint8_t { read, write };
+
+/// One operand: the bytes of `chunk`, wanted at `tier`. `write` means that they may change there.
+struct Access {
+  ChunkId chunk = 0;
+  Tier tier = Tier::device;
+  AccessMode mode = AccessMode::read;
+};
+
+/// One movement of a whole chunk. `fill` arrivals come from nowhere: a chunk that was never written, or
+/// whose bytes were discarded, reads as zeros.
+struct Transfer {
+  ChunkId chunk = 0;
+  bool fill = false;
+  Tier from = Tier::host;
+  Tier to = Tier::device;
+};
+
+}  // namespace terrace

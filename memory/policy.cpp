@@ -1,0 +1,493 @@
+#include "memory/policy.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace terrace {
+namespace {
+
+/// Write-backs of one chunk that may fail in a row before nothing more is promised.
+constexpr std::uint32_t write_attempts = 2;
+
+/// Tiers to read a chunk from, nearest to the destination first.
+std::array<Tier, 2> sources_for(Tier to) {
+  switch (to) {
+    case Tier::device:
+      return {Tier::host, Tier::nvme};
+    case Tier::host:
+      return {Tier::device, Tier::nvme};
+    case Tier::nvme:
+      break;
+  }
+  return {Tier::host, Tier::device};
+}
+
+std::string describe(const ChunkInfo& info) {
+  return std::string(name_of(info.kind)) + " chunk " + std::to_string(info.index);
+}
+
+}  // namespace
+
+Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit)
+    : budgets_(budgets), device_chunk_limit_(device_chunk_limit) {}
+
+ChunkId Policy::add_chunk(const ChunkInfo& info) {
+  const auto id = static_cast<ChunkId>(chunks_.size());
+  chunks_.emplace_back(info);
+  if (!try_take_room(id, info.home)) {
+    chunks_.pop_back();
+    std::rethrow_exception(
+        out_of_memory(info.home, info.room_bytes[index_of(info.home)], describe(info) + " to rest there", true));
+  }
+  return id;
+}
+
+void Policy::submit(Request& request) {
+  request.verdict = Request::Verdict::waiting;
+  request.held.clear();
+  if (failure_) {
+    refuse(request, failure_);
+  } else if (request.accesses.empty()
+                 ? budgets_[index_of(Tier::device)]->try_reserve(request.program_kind, request.program_bytes)
+                 : grantable_now(request)) {
+    grant(request);
+  } else {
+    queue_.push_back(&request);
+    advance();
+  }
+}
+
+void Policy::release(std::span<const Access> accesses) {
+  for (const Access& access : accesses) {
+    unpin(access);
+  }
+  advance();
+}
+
+void Policy::transfer_done(const Transfer& transfer) {
+  Residency& chunk = chunks_.at(transfer.chunk);
+  chunk.step(transfer.to, CopyStep::arrived);
+  chunk.at(transfer.to).last_use = ++clock_;
+  chunk.at(transfer.to).failed_writes = 0;
+  --in_flight_;
+  if (!transfer.fill) {
+    Residency::Copy& source = chunk.at(transfer.from);
+    --source.outgoing;
+    if (source.state == CopyState::leaving && source.outgoing == 0) {
+      leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
+      vacate(transfer.chunk, transfer.from);
+    }
+  }
+  drop_if_dead(transfer.chunk);
+  advance();
+}
+
+void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error) {
+  Residency& chunk = chunks_.at(transfer.chunk);
+  if (chunk.at(transfer.to).state != CopyState::arriving) {
+    throw LogicError("policy: a transfer that was not started is reported failed");
+  }
+  // Who waits for these bytes gets the error; only the first of the queue holds a pin on them.
+  if (!queue_.empty() && chunk.at(transfer.to).pins > 0) {
+    Request& first = *queue_.front();
+    queue_.pop_front();
+    refuse(first, error);
+  }
+  chunk.step(transfer.to, CopyStep::failed);
+  --in_flight_;
+  if (transfer.to != chunk.info().home) {
+    vacate(transfer.chunk, transfer.to);
+  }
+  if (!transfer.fill) {
+    Residency::Copy& source = chunk.at(transfer.from);
+    --source.outgoing;
+    if (source.state == CopyState::leaving) {
+      leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
+      chunk.step(transfer.from, CopyStep::stay);
+    }
+  }
+  if (transfer.to == chunk.info().home && ++chunk.at(transfer.to).failed_writes >= write_attempts) {
+    fail(error);
+  }
+  drop_if_dead(transfer.chunk);
+  advance();
+}
+
+void Policy::vacated(const Vacate& vacate) {
+  const ChunkInfo& info = chunks_.at(vacate.chunk).info();
+  const std::size_t tier = index_of(vacate.tier);
+  budgets_[tier]->release(info.kind, info.room_bytes[tier]);
+  chunk_bytes_[tier] -= info.room_bytes[tier];
+  vacating_bytes_[tier] -= info.room_bytes[tier];
+  advance();
+}
+
+void Policy::discard(ChunkId chunk) {
+  chunks_.at(chunk).discard_when_idle = true;
+  drop_if_dead(chunk);
+  advance();
+}
+
+void Policy::step_mark() { schedule_.finish_step(); }
+
+void Policy::fail(std::exception_ptr error) {
+  failure_ = std::move(error);
+  while (!queue_.empty()) {
+    Request& first = *queue_.front();
+    queue_.pop_front();
+    refuse(first, failure_);
+  }
+}
+
+std::optional<Vacate> Policy::next_vacate() {
+  if (vacates_.empty()) {
+    return std::nullopt;
+  }
+  const Vacate next = vacates_.front();
+  vacates_.pop_front();
+  return next;
+}
+
+std::optional<Transfer> Policy::next_transfer() {
+  if (transfers_.empty()) {
+    return std::nullopt;
+  }
+  const Transfer next = transfers_.front();
+  transfers_.pop_front();
+  return next;
+}
+
+bool Policy::grantable_now(const Request& request) const {
+  return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const Access& access) {
+    const Residency& chunk = chunks_.at(access.chunk);
+    if (chunk.at(access.tier).state != CopyState::valid) {
+      return false;
+    }
+    return access.mode == AccessMode::read || (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier));
+  });
+}
+
+void Policy::grant(Request& request) {
+  const std::uint64_t program_bytes =
+      budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)];
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    const Access& access = request.accesses[i];
+    if (request.held.empty() || !request.held[i]) {
+      pin(access);
+    }
+    if (access.mode == AccessMode::write) {
+      supersede_others(access.chunk, access.tier);
+    }
+    schedule_.record(access, program_bytes);
+  }
+  request.verdict = Request::Verdict::granted;
+}
+
+void Policy::refuse(Request& request, std::exception_ptr error) {
+  for (std::size_t i = 0; i < request.held.size(); ++i) {
+    if (request.held[i]) {
+      unpin(request.accesses[i]);
+    }
+  }
+  request.held.clear();
+  request.error = std::move(error);
+  request.verdict = Request::Verdict::refused;
+}
+
+void Policy::advance() {
+  while (!queue_.empty()) {
+    Request& first = *queue_.front();
+    const Progress progress = first.accesses.empty() ? advance_program(first) : advance_accesses(first);
+    if (progress == Progress::blocked) {
+      return;
+    }
+    queue_.pop_front();
+  }
+}
+
+Policy::Progress Policy::advance_program(Request& request) {
+  Budget& budget = *budgets_[index_of(Tier::device)];
+  while (!budget.try_reserve(request.program_kind, request.program_bytes)) {
+    if (!make_room(Tier::device, request.program_bytes, false)) {
+      refuse(request, out_of_memory(Tier::device, request.program_bytes, "a tensor of the program", false));
+      return Progress::done;
+    }
+    if (in_flight_ > 0 || vacating_bytes_[index_of(Tier::device)] > 0) {
+      return Progress::blocked;
+    }
+  }
+  grant(request);
+  return Progress::done;
+}
+
+Policy::Progress Policy::advance_accesses(Request& request) {
+  request.held.resize(request.accesses.size(), false);
+  bool all_there = true;
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    all_there = advance_access(request, i) && all_there;
+    if (request.verdict != Request::Verdict::waiting) {
+      return Progress::done;
+    }
+  }
+  if (!all_there) {
+    return Progress::blocked;
+  }
+  grant(request);
+  return Progress::done;
+}
+
+bool Policy::advance_access(Request& request, std::size_t position) {
+  const Access access = request.accesses[position];
+  Residency& chunk = chunks_.at(access.chunk);
+  const bool writes = access.mode == AccessMode::write;
+  // Bytes that are being changed elsewhere cannot be copied, and pinned copies cannot be superseded; waiting
+  // for whoever holds the pin could be waiting for oneself.
+  if (writes ? chunk.pinned_elsewhere(access.tier) : chunk.changing_elsewhere(access.tier)) {
+    refuse(request, std::make_exception_ptr(LogicError(
+                        describe(chunk.info()) + " is wanted for " + (writes ? "writing" : "reading") + " on the " +
+                        std::string(name_of(access.tier)) + " while it is held on another tier")));
+    return false;
+  }
+  while (chunk.at(access.tier).state == CopyState::absent) {
+    if (try_take_room(access.chunk, access.tier)) {
+      break;
+    }
+    const std::uint64_t room = chunk.info().room_bytes[index_of(access.tier)];
+    if (!make_room(access.tier, room, true)) {
+      refuse(request, out_of_memory(access.tier, room, describe(chunk.info()), true));
+      return false;
+    }
+    if (in_flight_ > 0 || vacating_bytes_[index_of(access.tier)] > 0) {
+      return false;
+    }
+  }
+  if (!request.held[position]) {
+    request.held[position] = true;
+    pin(access);
+  }
+  if (chunk.at(access.tier).state == CopyState::reserved) {
+    start_arrival(access.chunk, access.tier);
+  }
+  if (chunk.at(access.tier).state != CopyState::valid) {
+    return false;
+  }
+  return !writes || !chunk.in_flight();
+}
+
+void Policy::start_arrival(ChunkId id, Tier to) {
+  const Residency& chunk = chunks_[id];
+  for (const Tier from : sources_for(to)) {
+    if (chunk.at(from).readable()) {
+      start_transfer({.chunk = id, .fill = false, .from = from, .to = to});
+      return;
+    }
+  }
+  start_transfer({.chunk = id, .fill = true, .from = to, .to = to});
+}
+
+void Policy::start_transfer(const Transfer& transfer) {
+  Residency& chunk = chunks_[transfer.chunk];
+  chunk.step(transfer.to, CopyStep::arrive);
+  if (!transfer.fill) {
+    ++chunk.at(transfer.from).outgoing;
+  }
+  ++in_flight_;
+  transfers_.push_back(transfer);
+}
+
+void Policy::pin(const Access& access) {
+  Residency& chunk = chunks_.at(access.chunk);
+  Residency::Copy& copy = chunk.at(access.tier);
+  if (copy.state == CopyState::leaving) {
+    leaving_bytes_[index_of(access.tier)] -= chunk.info().room_bytes[index_of(access.tier)];
+    chunk.step(access.tier, CopyStep::stay);
+  }
+  ++copy.pins;
+  copy.write_pins += access.mode == AccessMode::write ? 1 : 0;
+  copy.last_use = ++clock_;
+}
+
+void Policy::unpin(const Access& access) {
+  Residency::Copy& copy = chunks_.at(access.chunk).at(access.tier);
+  const std::uint32_t writes = access.mode == AccessMode::write ? 1 : 0;
+  if (copy.pins == 0 || copy.write_pins < writes) {
+    throw LogicError("policy: a pin is released that nobody holds");
+  }
+  --copy.pins;
+  copy.write_pins -= writes;
+  copy.last_use = ++clock_;
+  drop_if_dead(access.chunk);
+}
+
+void Policy::supersede_others(ChunkId id, Tier tier) {
+  Residency& chunk = chunks_[id];
+  chunk.discard_when_idle = false;
+  for (const Tier other : all_tiers) {
+    if (other != tier && chunk.at(other).state == CopyState::valid) {
+      if (other == chunk.info().home) {
+        chunk.step(other, CopyStep::supersede);
+      } else {
+        vacate(id, other);
+      }
+    }
+  }
+}
+
+bool Policy::try_take_room(ChunkId id, Tier tier) {
+  Residency& chunk = chunks_[id];
+  const std::size_t at = index_of(tier);
+  const std::uint64_t room = chunk.info().room_bytes[at];
+  if (tier == Tier::device && chunk_bytes_[at] + room > device_chunk_limit_) {
+    return false;
+  }
+  if (!budgets_[at]->try_reserve(chunk.info().kind, room)) {
+    return false;
+  }
+  chunk_bytes_[at] += room;
+  peak_chunk_bytes_[at] = std::max(peak_chunk_bytes_[at], chunk_bytes_[at]);
+  chunk.step(tier, CopyStep::reserve);
+  return true;
+}
+
+bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
+  while (shortage(tier, bytes, for_chunk) > 0) {
+    const std::optional<ChunkId> id = victim(tier);
+    if (!id) {
+      return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
+    }
+    Residency& chunk = chunks_[*id];
+    if (chunk.readable_elsewhere(tier)) {
+      vacate(*id, tier);
+    } else {
+      chunk.step(tier, CopyStep::leave);
+      leaving_bytes_[index_of(tier)] += chunk.info().room_bytes[index_of(tier)];
+      start_transfer({.chunk = *id, .fill = false, .from = tier, .to = chunk.info().home});
+    }
+  }
+  return true;
+}
+
+std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const {
+  const std::size_t at = index_of(tier);
+  const std::uint64_t coming = vacating_bytes_[at] + leaving_bytes_[at];
+  const auto missing = [&](std::uint64_t used, std::uint64_t limit) {
+    const std::uint64_t wanted = used + bytes;
+    return wanted > limit + coming ? wanted - limit - coming : 0;
+  };
+  const std::uint64_t in_budget = missing(budgets_[at]->used(), budgets_[at]->capacity());
+  const bool limited = for_chunk && tier == Tier::device;
+  return limited ? std::max(in_budget, missing(chunk_bytes_[at], device_chunk_limit_)) : in_budget;
+}
+
+std::optional<ChunkId> Policy::victim(Tier tier) const {
+  std::optional<ChunkId> oldest;
+  for (ChunkId id = 0; id < chunks_.size(); ++id) {
+    const Residency::Copy& copy = chunks_[id].at(tier);
+    if (copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing == 0 && chunks_[id].info().home != tier &&
+        (!oldest || copy.last_use < chunks_[*oldest].at(tier).last_use)) {
+      oldest = id;
+    }
+  }
+  return oldest;
+}
+
+void Policy::vacate(ChunkId id, Tier tier) {
+  chunks_[id].step(tier, CopyStep::vacate);
+  vacating_bytes_[index_of(tier)] += chunks_[id].info().room_bytes[index_of(tier)];
+  vacates_.push_back({id, tier});
+}
+
+void Policy::drop_if_dead(ChunkId id) {
+  Residency& chunk = chunks_[id];
+  if (!chunk.discard_when_idle || chunk.in_flight() || chunk.pinned()) {
+    return;
+  }
+  chunk.discard_when_idle = false;
+  for (const Tier tier : all_tiers) {
+    if (chunk.at(tier).state == CopyState::valid) {
+      if (tier == chunk.info().home) {
+        chunk.step(tier, CopyStep::supersede);
+      } else {
+        vacate(id, tier);
+      }
+    }
+  }
+}
+
+std::exception_ptr Policy::out_of_memory(Tier tier, std::uint64_t bytes, const std::string& what,
+                                         bool for_chunk) const {
+  const std::size_t at = index_of(tier);
+  const Budget& budget = *budgets_[at];
+  std::uint64_t evictable = 0;
+  for (const Residency& chunk : chunks_) {
+    if (chunk.at(tier).state == CopyState::valid && chunk.at(tier).pins == 0 && chunk.info().home != tier) {
+      evictable += chunk.info().room_bytes[at];
+    }
+  }
+  const std::string name(name_of(tier));
+  std::string message = name + ": " + format_bytes(bytes) + " for " + what + " do not fit; " + budget.describe();
+  const std::uint64_t held_chunks = chunk_bytes_[at] - std::min(evictable, chunk_bytes_[at]);
+  if (for_chunk && tier == Tier::device && held_chunks + bytes > device_chunk_limit_) {
+    message += "; chunks hold " + format_bytes(chunk_bytes_[at]) + " of device.chunks " +
+               format_bytes(device_chunk_limit_);
+    return std::make_exception_ptr(OutOfMemory(message, "raise device.chunks (with room for it in device.memory) to at "
+                                                        "least " + format_bytes(held_chunks + bytes) +
+                                                        ", or make chunks smaller by placement.chunk"));
+  }
+  const std::uint64_t held = budget.used() - std::min(evictable, budget.used());
+  message += "; " + format_bytes(held) + " of it cannot leave now";
+  std::string hint = "raise " + name + ".memory to at least " + format_bytes(held + bytes);
+  if (tier == Tier::device) {
+    hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
+  }
+  return std::make_exception_ptr(OutOfMemory(message, hint));
+}
+
+void Policy::check_invariants() const {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) {
+      throw LogicError(std::string("policy: broken invariant: ") + what);
+    }
+  };
+  std::array<std::uint64_t, tier_count> rooms = vacating_bytes_;
+  std::array<std::uint64_t, tier_count> leaving{};
+  std::uint64_t arriving = 0;
+  std::uint64_t outgoing = 0;
+  for (const Residency& chunk : chunks_) {
+    const ChunkInfo& info = chunk.info();
+    require(chunk.at(info.home).state != CopyState::absent, "a chunk keeps its room at home");
+    for (const Tier tier : all_tiers) {
+      const Residency::Copy& copy = chunk.at(tier);
+      const std::uint64_t room = info.room_bytes[index_of(tier)];
+      rooms[index_of(tier)] += copy.state != CopyState::absent ? room : 0;
+      leaving[index_of(tier)] += copy.state == CopyState::leaving ? room : 0;
+      arriving += copy.state == CopyState::arriving ? 1 : 0;
+      outgoing += copy.outgoing;
+      require(copy.write_pins <= copy.pins, "a write pin is a pin");
+      require(copy.pins == 0 || copy.state == CopyState::valid || copy.state == CopyState::arriving,
+              "a pinned copy is there or arriving");
+      require(copy.state != CopyState::leaving || copy.outgoing > 0, "a leaving copy is being written back");
+      require(copy.state != CopyState::reserved || tier == info.home, "only a home keeps room without bytes");
+      require(copy.outgoing == 0 || copy.readable(), "a transfer reads a copy that is there");
+    }
+  }
+  require(arriving == in_flight_, "every transfer in flight arrives somewhere");
+  require(outgoing <= in_flight_, "every copy being read is read by a transfer");
+  require(leaving == leaving_bytes_, "leaving bytes are those of the leaving copies");
+  for (const Tier tier : all_tiers) {
+    const std::size_t at = index_of(tier);
+    require(rooms[at] == chunk_bytes_[at], "chunk bytes are the rooms of the copies");
+    require(budgets_[at]->used() >= chunk_bytes_[at], "chunk bytes are counted in the budget");
+    require(budgets_[at]->used() <= budgets_[at]->capacity(), "no tier is over its budget");
+  }
+  require(chunk_bytes_[index_of(Tier::device)] <= device_chunk_limit_, "device chunks stay within their limit");
+  const bool something_comes = in_flight_ > 0 || !vacates_.empty();
+  require(queue_.empty() || something_comes, "who waits, waits for something in flight");
+  for (std::size_t i = 1; i < queue_.size(); ++i) {
+    require(queue_[i]->held.empty(), "only the first of the queue holds pins");
+  }
+}
+
+}  // namespace terrace

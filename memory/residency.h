@@ -1,0 +1,78 @@
+/// Which tiers hold a copy of one chunk, and in which state.
+///
+/// Pure bookkeeping: no thread, clock, lock or memory behind it. Every copy that can be read holds the
+/// newest bytes: a write supersedes the others at once. A step that the table does not list throws
+/// LogicError and changes nothing.
+///
+///   step       from                       to         meaning
+///   reserve    absent                     reserved   room is counted, bytes are not there
+///   arrive     reserved                   arriving   a transfer or fill into it has started
+///   arrived    arriving                   valid      and is done
+///   failed     arriving                   reserved   and failed
+///   supersede  valid                      reserved   newer bytes are elsewhere, or the bytes are dead
+///   leave      valid                      leaving    a write-back has started, to give up the room after it
+///   stay       leaving                    valid      wanted again, or the write-back failed
+///   vacate     valid, leaving, reserved   absent     the room is given up
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "memory/chunk.h"
+
+namespace terrace {
+
+enum class CopyState : std::uint8_t { absent, reserved, arriving, valid, leaving };
+enum class CopyStep : std::uint8_t { reserve, arrive, arrived, failed, supersede, leave, stay, vacate };
+
+std::string_view name_of(CopyState state) noexcept;
+std::string_view name_of(CopyStep step) noexcept;
+
+/// The table above. Throws LogicError for a step it does not list.
+CopyState next_state(CopyState state, CopyStep step);
+
+class Residency {
+ public:
+  /// One tier's copy of the chunk.
+  struct Copy {
+    CopyState state = CopyState::absent;
+    std::uint32_t pins = 0;           ///< holds on it by whoever reads or writes it
+    std::uint32_t write_pins = 0;     ///< those of them that may change it
+    std::uint32_t outgoing = 0;       ///< transfers that read it
+    std::uint32_t failed_writes = 0;  ///< write-backs into it that failed in a row
+    std::uint64_t last_use = 0;       ///< logical time, for eviction
+
+    bool readable() const noexcept { return state == CopyState::valid || state == CopyState::leaving; }
+  };
+
+  explicit Residency(const ChunkInfo& info) : info_(info) {}
+
+  const ChunkInfo& info() const noexcept { return info_; }
+  const Copy& at(Tier tier) const noexcept { return copies_[index_of(tier)]; }
+  Copy& at(Tier tier) noexcept { return copies_[index_of(tier)]; }
+
+  /// Moves the copy at `tier` along the table.
+  void step(Tier tier, CopyStep step);
+
+  /// Whether any copy holds the chunk's bytes; if none does it reads as zeros.
+  bool has_bytes() const noexcept;
+  /// Whether a tier other than `tier` holds the bytes too.
+  bool readable_elsewhere(Tier tier) const noexcept;
+  /// Whether a transfer reads or writes any copy.
+  bool in_flight() const noexcept;
+  /// Whether a copy on a tier other than `tier` is pinned.
+  bool pinned_elsewhere(Tier tier) const noexcept;
+  bool pinned() const noexcept;
+  /// Whether a copy on a tier other than `tier` is being changed.
+  bool changing_elsewhere(Tier tier) const noexcept;
+
+  /// The bytes are dead once nobody uses them: see Policy::discard.
+  bool discard_when_idle = false;
+
+ private:
+  ChunkInfo info_;
+  std::array<Copy, tier_count> copies_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,50 @@
+/// What a session uses, has used at most, and has moved: a snapshot of plain numbers, in bytes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "offload/tier.h"
+
+namespace terrace {
+
+class MemoryUsage {
+ public:
+  /// One tier's figures.
+  struct OfTier {
+    std::uint64_t capacity = 0;
+    std::uint64_t now = 0;
+    std::uint64_t peak = 0;
+    std::uint64_t step_peak = 0;   ///< highest during the last complete step
+    std::uint64_t chunk_peak = 0;  ///< highest of all chunks together
+    std::array<std::uint64_t, kind_count> now_by_kind{};
+    std::array<std::uint64_t, kind_count> peak_by_kind{};  ///< each its own highest: they need not coincide
+  };
+  using Moved = std::array<std::array<std::uint64_t, kind_count>, link_count>;
+
+  /// The budget of a tier; 0 where there is no such tier.
+  std::uint64_t capacity(Tier tier) const { return tiers[index_of(tier)].capacity; }
+  std::uint64_t now(Tier tier) const { return tiers[index_of(tier)].now; }
+  std::uint64_t now(Tier tier, Kind kind) const { return tiers[index_of(tier)].now_by_kind[index_of(kind)]; }
+  std::uint64_t peak(Tier tier) const { return tiers[index_of(tier)].peak; }
+  std::uint64_t peak(Tier tier, Kind kind) const { return tiers[index_of(tier)].peak_by_kind[index_of(kind)]; }
+  std::uint64_t step_peak(Tier tier) const { return tiers[index_of(tier)].step_peak; }
+  std::uint64_t chunk_peak(Tier tier) const { return tiers[index_of(tier)].chunk_peak; }
+
+  /// Bytes that have crossed a link since the session began.
+  std::uint64_t moved(Link link, Kind kind) const { return bytes_moved[index_of(link)][index_of(kind)]; }
+  std::uint64_t moved(Link link) const {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t bytes : bytes_moved[index_of(link)]) {
+      sum += bytes;
+    }
+    return sum;
+  }
+
+  std::array<OfTier, tier_count> tiers{};
+  Moved bytes_moved{};
+  /// Time that threads have waited for chunks or for room, since the session began.
+  double stall_seconds = 0;
+};
+
+}  // namespace terrace

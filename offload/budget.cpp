@@ -1,0 +1,85 @@
+#include "offload/budget.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace terrace {
+namespace {
+
+void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t value) noexcept {
+  std::uint64_t seen = peak.load(std::memory_order_relaxed);
+  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+bool Budget::try_reserve(Kind kind, std::uint64_t bytes) noexcept {
+  std::uint64_t before = total_.now.load(std::memory_order_relaxed);
+  do {
+    if (bytes > capacity_ - before) {
+      return false;
+    }
+  } while (!total_.now.compare_exchange_weak(before, before + bytes, std::memory_order_acq_rel));
+  raise_to(total_.peak, before + bytes);
+  raise_to(step_peak_, before + bytes);
+  Gauge& gauge = kinds_[index_of(kind)];
+  raise_to(gauge.peak, gauge.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  return true;
+}
+
+void Budget::release(Kind kind, std::uint64_t bytes) noexcept {
+  kinds_[index_of(kind)].now.fetch_sub(bytes, std::memory_order_relaxed);
+  total_.now.fetch_sub(bytes, std::memory_order_acq_rel);
+}
+
+std::uint64_t Budget::take_step_peak() noexcept { return step_peak_.exchange(used(), std::memory_order_relaxed); }
+
+std::string Budget::describe() const {
+  std::string text(name_of(tier_));
+  text += ": " + format_bytes(used()) + " of " + format_bytes(capacity_) + " used";
+  const char* separator = ": ";
+  for (const Kind kind : all_kinds) {
+    if (used(kind) > 0) {
+      text += separator + std::string(name_of(kind)) + " " + format_bytes(used(kind));
+      separator = ", ";
+    }
+  }
+  return text;
+}
+
+Reservation::Reservation(Budget& budget, Kind kind, std::uint64_t bytes)
+    : budget_(&budget), kind_(kind), bytes_(bytes) {
+  if (!budget.try_reserve(kind, bytes)) {
+    const std::string setting = std::string(name_of(budget.tier())) + ".memory";
+    throw OutOfMemory(std::string(name_of(budget.tier())) + ": " + format_bytes(bytes) + " for " +
+                          std::string(name_of(kind)) + " do not fit; " + budget.describe(),
+                      "raise " + setting + " to at least " + format_bytes(budget.used() + bytes));
+  }
+}
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : budget_(std::exchange(other.budget_, nullptr)), kind_(other.kind_), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Reservation& Reservation::operator=(Reservation&& other) noexcept {
+  if (this != &other) {
+    give_back();
+    budget_ = std::exchange(other.budget_, nullptr);
+    kind_ = other.kind_;
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+Reservation::~Reservation() { give_back(); }
+
+void Reservation::give_back() noexcept {
+  if (budget_ != nullptr) {
+    budget_->release(kind_, bytes_);
+    budget_ = nullptr;
+  }
+}
+
+}  // namespace terrace

@@ -1,0 +1,76 @@
+/// The hard budget of one tier: how many bytes may be used, and what uses them.
+///
+/// `try_reserve` never blocks and never overshoots: bytes are counted before they are used, and given
+/// back after they are free. Sizes are bytes. Thread-safe and lock-free; a peak is a true maximum of the
+/// value it belongs to.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "offload/tier.h"
+
+namespace terrace {
+
+class Budget {
+ public:
+  Budget(Tier tier, std::uint64_t capacity_bytes) noexcept : tier_(tier), capacity_(capacity_bytes) {}
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
+
+  Tier tier() const noexcept { return tier_; }
+  std::uint64_t capacity() const noexcept { return capacity_; }
+  std::uint64_t used() const noexcept { return total_.now.load(std::memory_order_relaxed); }
+  std::uint64_t used(Kind kind) const noexcept { return kinds_[index_of(kind)].now.load(std::memory_order_relaxed); }
+  std::uint64_t free() const noexcept { return capacity_ - used(); }
+  std::uint64_t peak() const noexcept { return total_.peak.load(std::memory_order_relaxed); }
+  std::uint64_t peak(Kind kind) const noexcept { return kinds_[index_of(kind)].peak.load(std::memory_order_relaxed); }
+
+  /// Counts `bytes` as `kind` and returns true, or changes nothing where they do not fit.
+  bool try_reserve(Kind kind, std::uint64_t bytes) noexcept;
+
+  /// Gives back bytes reserved as `kind`.
+  void release(Kind kind, std::uint64_t bytes) noexcept;
+
+  /// The highest use since the last call, for figures by step.
+  std::uint64_t take_step_peak() noexcept;
+
+  /// "device: 60MiB of 64MiB used: parameter 48MiB, other 12MiB", for error messages.
+  std::string describe() const;
+
+ private:
+  struct Gauge {
+    std::atomic<std::uint64_t> now{0};
+    std::atomic<std::uint64_t> peak{0};
+  };
+
+  const Tier tier_;
+  const std::uint64_t capacity_;
+  Gauge total_;
+  std::array<Gauge, kind_count> kinds_;
+  std::atomic<std::uint64_t> step_peak_{0};
+};
+
+/// Part of a budget, held for as long as this object lives.
+class Reservation {
+ public:
+  Reservation() noexcept = default;
+  /// Throws OutOfMemory, saying who holds what, if the bytes do not fit now.
+  Reservation(Budget& budget, Kind kind, std::uint64_t bytes);
+  Reservation(Reservation&& other) noexcept;
+  Reservation& operator=(Reservation&& other) noexcept;
+  ~Reservation();
+
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  void give_back() noexcept;
+
+  Budget* budget_ = nullptr;
+  Kind kind_ = Kind::other;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace terrace

@@ -1,0 +1,64 @@
+#include "offload/emulated_device.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t smallest_page_block = 64 * 1024;
+constexpr std::uint64_t alignment = 64;
+
+}  // namespace
+
+std::uint64_t EmulatedDevice::slot_bytes(std::uint64_t bytes) const noexcept { return PageBlocks::rounded(bytes); }
+
+std::uint64_t EmulatedDevice::allocation_bytes(std::uint64_t bytes) const noexcept {
+  return bytes >= smallest_page_block ? PageBlocks::rounded(bytes) : (bytes + alignment - 1) / alignment * alignment;
+}
+
+std::byte* EmulatedDevice::map_slot(std::uint64_t bytes) { return pages_.take(bytes, page_limit()); }
+
+void EmulatedDevice::unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept { pages_.give_back(slot, bytes); }
+
+std::byte* EmulatedDevice::allocate(std::uint64_t bytes) {
+  if (bytes >= smallest_page_block) {
+    return pages_.take(bytes, page_limit());
+  }
+  const std::uint64_t rounded = allocation_bytes(bytes);
+  void* memory = std::aligned_alloc(alignment, rounded);
+  if (memory == nullptr) {
+    throw OutOfMemory("device: the system refused " + format_bytes(rounded));
+  }
+  small_bytes_.fetch_add(rounded, std::memory_order_relaxed);
+  return static_cast<std::byte*>(memory);
+}
+
+void EmulatedDevice::deallocate(std::byte* memory, std::uint64_t bytes) noexcept {
+  if (bytes >= smallest_page_block) {
+    pages_.give_back(memory, bytes);
+    return;
+  }
+  std::free(memory);
+  small_bytes_.fetch_sub(allocation_bytes(bytes), std::memory_order_relaxed);
+}
+
+void EmulatedDevice::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) {
+  std::memcpy(device, host, bytes);
+}
+
+void EmulatedDevice::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
+  std::memcpy(host, device, bytes);
+}
+
+void EmulatedDevice::fill_zero(std::byte* device, std::uint64_t bytes) { std::memset(device, 0, bytes); }
+
+std::uint64_t EmulatedDevice::page_limit() const noexcept {
+  return budget_.capacity() - std::min(budget_.capacity(), small_bytes_.load(std::memory_order_relaxed));
+}
+
+}  // namespace terrace

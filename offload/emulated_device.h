@@ -1,0 +1,41 @@
+/// A device whose memory is a hard share of the machine's own, so that everything about residency runs and
+/// is tested on any machine.
+///
+/// Slots and the program's larger tensors come from one set of page blocks: what one side frees serves the
+/// other, and memory in use plus kept for reuse never exceeds the capacity, so the two peaks do not add up.
+/// Tensors below 64 KiB come from the C library, whose own reserves are not counted.
+#pragma once
+
+#include <atomic>
+
+#include "offload/device.h"
+#include "offload/page_blocks.h"
+
+namespace terrace {
+
+class EmulatedDevice final : public Device {
+ public:
+  explicit EmulatedDevice(std::uint64_t capacity_bytes) : budget_(Tier::device, capacity_bytes) {}
+
+  std::string_view name() const noexcept override { return "emulated"; }
+  Budget& budget() noexcept override { return budget_; }
+  std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept override;
+  std::uint64_t allocation_bytes(std::uint64_t bytes) const noexcept override;
+  std::byte* map_slot(std::uint64_t bytes) override;
+  void unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept override;
+  std::byte* allocate(std::uint64_t bytes) override;
+  void deallocate(std::byte* memory, std::uint64_t bytes) noexcept override;
+  void copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override;
+  void copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override;
+  void fill_zero(std::byte* device, std::uint64_t bytes) override;
+
+ private:
+  /// What page blocks may map: the capacity less what small tensors use.
+  std::uint64_t page_limit() const noexcept;
+
+  Budget budget_;
+  PageBlocks pages_;
+  std::atomic<std::uint64_t> small_bytes_{0};
+};
+
+}  // namespace terrace

@@ -1,0 +1,171 @@
+#include "offload/extent_file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <functional>
+#include <string>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "offload/errno_text.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "terrace-";
+constexpr const char* kSuffix = ".extents";
+
+fs::path next_path(const fs::path& folder) {
+  static std::atomic<unsigned> next{0};
+  return folder / (kPrefix + std::to_string(::getpid()) + "-" + std::to_string(next.fetch_add(1)) + kSuffix);
+}
+
+bool is_named_like_ours(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.starts_with(kPrefix) && name.ends_with(kSuffix);
+}
+
+bool path_names(const fs::path& path, const struct stat& open_file) {
+  struct stat named {};
+  return ::lstat(path.c_str(), &named) == 0 && named.st_dev == open_file.st_dev && named.st_ino == open_file.st_ino;
+}
+
+bool has_our_header(int descriptor) {
+  ExtentFileHeader header;
+  return ::pread(descriptor, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header) &&
+         std::memcmp(header.magic, ExtentFileHeader::kMagic, sizeof header.magic) == 0 &&
+         header.version == ExtentFileHeader::kVersion;
+}
+
+/// If the file was left by a dead process, calls `visit` while holding its lock, so that no two processes do at once.
+void visit_if_dead(const fs::path& path, const std::function<void(const struct stat&)>& visit) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return;
+  // In this order: a creator locks first and writes the header second, so a header whose lock is free has no creator.
+  // And it must still be the file of that name, or another process has just removed it.
+  if (has_our_header(descriptor) && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor, &status) == 0 &&
+      path_names(path, status)) {
+    visit(status);
+  }
+  ::close(descriptor);
+}
+
+void for_each_dead_file(const fs::path& folder, const std::function<void(const fs::path&, const struct stat&)>& visit) {
+  std::error_code error;
+  std::vector<fs::path> candidates;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (is_named_like_ours(entry->path())) candidates.push_back(entry->path());
+  }
+  if (error) {
+    throw IoError("nvme: listing of " + folder.string() + " failed: " + errno_text(error.value()),
+                  "set nvme.paths to folders that can be read and written");
+  }
+  for (const fs::path& path : candidates) {
+    visit_if_dead(path, [&](const struct stat& status) { visit(path, status); });
+  }
+}
+
+}  // namespace
+
+ExtentFile::ExtentFile(IoEngine& engine) : engine_(engine), owner_(::getpid()) {}
+
+// Delegates, so that the destructor closes and removes the file should a later step of this constructor throw.
+ExtentFile::ExtentFile(const fs::path& folder, std::size_t extent_bytes, std::uint64_t extent_count, IoEngine& engine)
+    : ExtentFile(engine) {
+  extent_bytes_ = extent_bytes;
+  extent_count_ = extent_count;
+  create_in(folder);
+  lock();
+  write_header();
+}
+
+void ExtentFile::create_in(const fs::path& folder) {
+  // A name can be taken where process numbers repeat: after a restart, or in containers that share a folder.
+  constexpr int kAttempts = 10000;
+  int error_number = EEXIST;
+  for (int attempt = 0; attempt < kAttempts && (error_number == EEXIST || error_number == EINTR); ++attempt) {
+    file_.path = next_path(folder);
+    file_.descriptor = ::open(file_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file_.descriptor >= 0) return;
+    error_number = errno;
+  }
+  throw IoError("nvme: creation of " + file_.path.string() + " failed: " + errno_text(error_number),
+                error_number == ENOSPC ? "free space or set nvme.paths to another drive"
+                                       : "set nvme.paths to folders that can be written");
+}
+
+void ExtentFile::lock() {
+  while (::flock(file_.descriptor, LOCK_EX | LOCK_NB) != 0) {
+    const int error_number = errno;
+    if (error_number == EINTR) continue;
+    throw IoError("nvme: lock of " + file_.path.string() + " failed: " + errno_text(error_number),
+                  "set nvme.paths to folders on a local file system");
+  }
+}
+
+void ExtentFile::write_header() {
+  ExtentFileHeader header{};
+  std::memcpy(header.magic, ExtentFileHeader::kMagic, sizeof header.magic);
+  header.version = ExtentFileHeader::kVersion;
+  header.header_bytes = ExtentFileHeader::kBytes;
+  header.extent_bytes = extent_bytes_;
+  header.extent_count = extent_count_;
+  header.process = owner_;
+  header.created_unix_seconds = std::time(nullptr);
+  engine_.write(file_, 0, std::as_bytes(std::span(&header, 1)));
+  // So that after a power failure the space of this file is still known to be ours.
+  if (::fdatasync(file_.descriptor) != 0) {
+    throw IoError("nvme: sync of " + file_.path.string() + " failed: " + errno_text(errno));
+  }
+}
+
+ExtentFile::~ExtentFile() {
+  if (file_.descriptor < 0) return;
+  struct stat status {};
+  if (owner_ == ::getpid() && ::fstat(file_.descriptor, &status) == 0 && path_names(file_.path, status)) {
+    ::unlink(file_.path.c_str());
+  }
+  ::close(file_.descriptor);
+}
+
+void ExtentFile::reserve_space(std::uint64_t first_extent, std::uint64_t count) {
+  if (engine_.allocate(file_, offset_of(first_extent), count * extent_bytes_)) return;
+  space_is_guaranteed_.store(false, std::memory_order_relaxed);
+  // Always to the full size: a smaller one could cut off what another thread has reserved meanwhile.
+  while (::ftruncate(file_.descriptor, static_cast<off_t>(capacity_bytes())) != 0) {
+    const int error_number = errno;
+    if (error_number == EINTR) continue;
+    throw IoError("nvme: growing " + file_.path.string() + " to " + std::to_string(capacity_bytes()) +
+                      " B failed: " + errno_text(error_number),
+                  "lower nvme.memory");
+  }
+}
+
+std::vector<fs::path> remove_dead_extent_files(const fs::path& folder) {
+  std::vector<fs::path> removed;
+  for_each_dead_file(folder, [&](const fs::path& path, const struct stat&) {
+    if (::unlink(path.c_str()) == 0) removed.push_back(path);
+  });
+  return removed;
+}
+
+std::uint64_t dead_extent_file_bytes(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) return 0;
+  std::uint64_t bytes = 0;
+  for_each_dead_file(folder, [&](const fs::path&, const struct stat& status) {
+    bytes += static_cast<std::uint64_t>(status.st_blocks) * 512;  // st_blocks counts 512-byte units everywhere
+  });
+  return bytes;
+}
+
+}  // namespace terrace

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <sys/types.h>
+#include <type_traits>
+#include <vector>
+
+#include "offload/io_engine.h"
+
+namespace terrace {
+
+/// The first block of an extent file, in the machine's byte order.
+struct ExtentFileHeader {
+  static constexpr char kMagic[8] = {'T', 'E', 'R', 'R', 'A', 'C', 'E', '\0'};
+  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::size_t kBytes = 4096;
+
+  char magic[8];
+  std::uint32_t version;
+  std::uint32_t header_bytes;
+  std::uint64_t extent_bytes;
+  std::uint64_t extent_count;
+  std::int64_t process;  // pid of the creator: for people; liveness is told by the lock
+  std::int64_t created_unix_seconds;
+  std::byte unused[kBytes - 48];
+};
+static_assert(sizeof(ExtentFileHeader) == ExtentFileHeader::kBytes);
+static_assert(std::is_trivially_copyable_v<ExtentFileHeader>);
+
+/// One file of an NVMe store: a header block, then `extent_count` extents of `extent_bytes` each.
+///
+/// It is named terrace-<pid>-<n>.extents, created new, locked (flock) for as long as this object lives, and removed by
+/// the destructor, which never throws; a forked child that destroys its copy leaves the file alone. It never grows
+/// beyond `capacity_bytes()`. The header is written only once the lock is held, so a file with our header and without
+/// a lock was left by a dead process, however the two were interleaved.
+/// Constructor and `reserve_space` throw IoError with path, cause and a hint. Thread-safe.
+class ExtentFile {
+ public:
+  ExtentFile(const std::filesystem::path& folder, std::size_t extent_bytes, std::uint64_t extent_count,
+             IoEngine& engine);
+  ~ExtentFile();
+  ExtentFile(const ExtentFile&) = delete;
+  ExtentFile& operator=(const ExtentFile&) = delete;
+
+  const IoFile& file() const noexcept { return file_; }
+  std::uint64_t capacity_bytes() const noexcept { return offset_of(extent_count_); }
+  std::uint64_t offset_of(std::uint64_t extent) const noexcept {
+    return ExtentFileHeader::kBytes + extent * extent_bytes_;
+  }
+
+  /// Has the file system set space aside for a run of extents.
+  void reserve_space(std::uint64_t first_extent, std::uint64_t count);
+  /// False once the file system turned out unable to: a full disk then shows at the write.
+  bool space_is_guaranteed() const noexcept { return space_is_guaranteed_.load(std::memory_order_relaxed); }
+
+ private:
+  explicit ExtentFile(IoEngine& engine);
+  void create_in(const std::filesystem::path& folder);
+  void lock();
+  void write_header();
+
+  IoEngine& engine_;
+  IoFile file_;
+  pid_t owner_;
+  std::uint64_t extent_bytes_ = 0;
+  std::uint64_t extent_count_ = 0;
+  std::atomic<bool> space_is_guaranteed_{true};
+};
+
+/// Removes the extent files that dead processes left in a folder and returns their paths. Left alone: files of live
+/// stores, files with other content or of another version whatever their name, and what cannot be opened or removed.
+/// Throws IoError if the folder cannot be listed.
+std::vector<std::filesystem::path> remove_dead_extent_files(const std::filesystem::path& folder);
+
+/// Disk space that `remove_dead_extent_files` would free; 0 if the folder does not exist.
+std::uint64_t dead_extent_file_bytes(const std::filesystem::path& folder);
+
+}  // namespace terrace

@@ -1,0 +1,127 @@
+#include "offload/host_arena.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <limits>
+#include <string>
+#include <sys/mman.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "offload/errno_text.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::size_t kAlignmentBytes = 4096;
+constexpr std::size_t kMostGranuleBytes = std::size_t{1} << 20;
+
+}  // namespace
+
+HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
+    : granule_bytes_(granule_bytes), granule_count_(granule_count) {
+  if (granule_bytes == 0 || granule_bytes % kAlignmentBytes != 0) {
+    throw LogicError("host: a granule of " + std::to_string(granule_bytes) + " B is not a multiple of 4096 B");
+  }
+  if (granule_count > std::numeric_limits<std::size_t>::max() / granule_bytes) {
+    throw LogicError("host: " + std::to_string(granule_count) + " granules of " + std::to_string(granule_bytes) +
+                     " B exceed the address space");
+  }
+  in_use_.assign(granule_count, false);
+  untouched_.reserve(granule_count);
+  touched_.reserve(granule_count);  // so that `free` and `trim` cannot fail half way
+  for (std::size_t granule = granule_count; granule > 0; --granule) untouched_.push_back(granule - 1);
+  if (granule_count == 0) return;
+
+  void* region =
+      ::mmap(nullptr, capacity_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (region == MAP_FAILED) {
+    throw OutOfMemory("host: mapping an arena of " + format_bytes(capacity_bytes()) + " failed: " + errno_text(errno),
+                      "lower host.memory or raise the address space limit (ulimit -v)");
+  }
+  region_ = static_cast<std::byte*>(region);
+}
+
+HostArena::~HostArena() {
+  if (region_ != nullptr) ::munmap(region_, capacity_bytes());
+}
+
+std::vector<std::byte*> HostArena::allocate(std::size_t count) {
+  std::lock_guard lock(mutex_);
+  const std::size_t free_count = touched_.size() + untouched_.size();
+  if (count > free_count) {
+    throw LogicError("host: arena asked for " + std::to_string(count) + " granules with " + std::to_string(free_count) +
+                     " of " + std::to_string(granule_count_) + " free");
+  }
+  std::vector<std::byte*> granules;
+  granules.reserve(count);
+  while (granules.size() < count) {
+    std::vector<std::size_t>& from = touched_.empty() ? untouched_ : touched_;
+    in_use_[from.back()] = true;
+    granules.push_back(address_of(from.back()));
+    from.pop_back();
+  }
+  return granules;
+}
+
+void HostArena::free(std::span<std::byte* const> granules) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(region_);
+  std::vector<std::size_t> freed;
+  freed.reserve(granules.size());
+  std::lock_guard lock(mutex_);
+  for (std::byte* address : granules) {
+    const std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(address) - begin;  // wraps if below the region
+    const std::size_t granule = offset / granule_bytes_;
+    if (granule >= granule_count_ || offset % granule_bytes_ != 0 || !in_use_[granule]) {
+      for (std::size_t earlier : freed) in_use_[earlier] = true;
+      throw LogicError("host: freed an address that is not a granule in use of this arena");
+    }
+    in_use_[granule] = false;
+    freed.push_back(granule);
+  }
+  touched_.insert(touched_.end(), freed.begin(), freed.end());
+}
+
+std::size_t HostArena::trim() {
+  std::lock_guard lock(mutex_);
+  // Highest first, so that what ends up on top of `untouched_` is the low end, as at the start.
+  std::sort(touched_.begin(), touched_.end(), std::greater<>());
+  const std::vector<std::size_t> candidates = touched_;
+  touched_.clear();
+
+  std::size_t trimmed = 0;
+  for (std::size_t first = 0; first < candidates.size();) {
+    std::size_t last = first;  // candidates[first..last] are neighbours, descending
+    while (last + 1 < candidates.size() && candidates[last + 1] + 1 == candidates[last]) ++last;
+    const std::size_t count = last - first + 1;
+    const bool given_back = ::madvise(address_of(candidates[last]), count * granule_bytes_, MADV_DONTNEED) == 0;
+    std::vector<std::size_t>& to = given_back ? untouched_ : touched_;
+    to.insert(to.end(), candidates.begin() + static_cast<std::ptrdiff_t>(first),
+              candidates.begin() + static_cast<std::ptrdiff_t>(last + 1));
+    if (given_back) trimmed += count * granule_bytes_;
+    first = last + 1;
+  }
+  return trimmed;
+}
+
+std::size_t HostArena::used_bytes() const {
+  std::lock_guard lock(mutex_);
+  return (granule_count_ - untouched_.size() - touched_.size()) * granule_bytes_;
+}
+
+std::size_t HostArena::touched_bytes() const {
+  std::lock_guard lock(mutex_);
+  return (granule_count_ - untouched_.size()) * granule_bytes_;
+}
+
+std::size_t HostArena::choose_granule(std::uint64_t smallest_chunk_bytes) {
+  if (smallest_chunk_bytes == 0 || smallest_chunk_bytes % kAlignmentBytes != 0) {
+    throw LogicError("host: a chunk of " + std::to_string(smallest_chunk_bytes) + " B is not a multiple of 4096 B");
+  }
+  std::size_t granule = kMostGranuleBytes;
+  while (smallest_chunk_bytes % granule != 0) granule -= kAlignmentBytes;
+  return granule;
+}
+
+}  // namespace terrace

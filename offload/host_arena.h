@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace terrace {
+
+/// Host memory for chunks: one region, mapped once, handed out in granules of one size.
+///
+/// A chunk on the host is a list of granules, so chunks of several sizes do not fragment the region. Memory is taken
+/// from the system when a granule is first touched; granules freed last are handed out first, so that touched memory
+/// is reused before untouched memory is. Contents of an allocated granule are unspecified. It keeps no budget: who
+/// may allocate how much is decided above, and running out is therefore a LogicError.
+/// Thread-safe. The constructor throws OutOfMemory if the region cannot be mapped.
+class HostArena {
+ public:
+  /// `granule_bytes` is a multiple of 4096.
+  HostArena(std::size_t granule_bytes, std::size_t granule_count);
+  ~HostArena();
+  HostArena(const HostArena&) = delete;
+  HostArena& operator=(const HostArena&) = delete;
+
+  std::vector<std::byte*> allocate(std::size_t count);
+  /// All or none: throws LogicError, and frees nothing, if one of them is not a granule in use of this arena.
+  void free(std::span<std::byte* const> granules);
+
+  /// Gives the memory of free granules back to the system; returns how many bytes. Pages that are locked in memory
+  /// stay. Allocations wait meanwhile.
+  std::size_t trim();
+
+  std::size_t granule_bytes() const noexcept { return granule_bytes_; }
+  std::size_t capacity_bytes() const noexcept { return granule_bytes_ * granule_count_; }
+  std::size_t used_bytes() const;
+  /// Granules handed out at least once since they were last trimmed: the most memory this arena can be holding.
+  std::size_t touched_bytes() const;
+
+  /// The largest divisor of `smallest_chunk_bytes` that is a multiple of 4096 and at most 1 MiB. Chunks that are
+  /// multiples of the smallest one then waste nothing. Throws LogicError unless given a positive multiple of 4096.
+  static std::size_t choose_granule(std::uint64_t smallest_chunk_bytes);
+
+ private:
+  std::byte* address_of(std::size_t granule) const noexcept { return region_ + granule * granule_bytes_; }
+
+  const std::size_t granule_bytes_;
+  const std::size_t granule_count_;
+  std::byte* region_ = nullptr;
+
+  mutable std::mutex mutex_;
+  std::vector<std::size_t> untouched_;  // free granules without memory; the next one to hand out is last
+  std::vector<std::size_t> touched_;    // free granules with memory; likewise
+  std::vector<bool> in_use_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,399 @@
+#include "offload/nvme_store.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <iterator>
+#include <set>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <utility>
+#include <xxhash.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "offload/errno_text.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kAlignmentBytes = 4096;
+
+/// A mounted file system, the free space on it, and how many of a store's paths share that.
+struct FileSystem {
+  fs::path path;  // one of them
+  std::uint64_t free_bytes = 0;
+  std::uint64_t path_count = 0;
+};
+
+/// The folder itself or, where it does not exist yet, the folder in which it would be created.
+fs::path nearest_existing(const fs::path& path) {
+  std::error_code error;
+  fs::path nearest = fs::absolute(path, error);
+  while (!nearest.empty() && !fs::exists(nearest, error) && nearest != nearest.parent_path()) {
+    nearest = nearest.parent_path();
+  }
+  return nearest;
+}
+
+IoError unusable(const std::string& what, const fs::path& path, int error_number) {
+  return IoError("nvme: " + what + " " + path.string() + " failed: " + errno_text(error_number),
+                 "set nvme.paths to folders that can be written");
+}
+
+std::map<dev_t, FileSystem> file_systems(const std::vector<fs::path>& paths) {
+  std::map<dev_t, FileSystem> result;
+  for (const fs::path& path : paths) {
+    const fs::path existing = nearest_existing(path);
+    struct stat status {};
+    struct statvfs space {};
+    if (::stat(existing.c_str(), &status) != 0 || ::statvfs(existing.c_str(), &space) != 0) {
+      throw unusable("reading the free space of", path, errno);
+    }
+    FileSystem& file_system = result[status.st_dev];
+    if (file_system.path_count == 0) file_system.path = path;
+    file_system.free_bytes = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
+    ++file_system.path_count;
+  }
+  return result;
+}
+
+void make_folder(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw unusable("creation of folder", path, error.value());
+  if (!fs::is_directory(path, error)) throw unusable("opening of folder", path, ENOTDIR);
+}
+
+std::string hexadecimal(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::uint64_t number(ExtentId extent) { return static_cast<std::uint64_t>(extent); }
+
+}  // namespace
+
+NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes,
+                     IoEngine& engine)
+    : paths_(std::move(paths)), capacity_bytes_(capacity_bytes), extent_bytes_(extent_bytes), engine_(engine) {
+  if (paths_.empty()) throw LogicError("nvme: a store needs at least one path");
+  if (extent_bytes == 0 || extent_bytes % kAlignmentBytes != 0) {
+    throw LogicError("nvme: an extent of " + std::to_string(extent_bytes) + " B is not a multiple of 4096 B");
+  }
+  const std::uint64_t share = capacity_bytes / paths_.size();
+  const std::uint64_t smallest_share = ExtentFileHeader::kBytes + extent_bytes;
+  if (share < smallest_share) {
+    throw OutOfMemory("nvme: nvme.memory (" + format_bytes(capacity_bytes) + ") does not hold one extent of " +
+                          format_bytes(extent_bytes) + " on each of " + std::to_string(paths_.size()) + " paths",
+                      "raise nvme.memory to at least " + format_bytes_exactly(smallest_share * paths_.size()));
+  }
+  const std::uint64_t extents_per_file = (share - ExtentFileHeader::kBytes) / extent_bytes;
+
+  for (const fs::path& path : paths_) {
+    make_folder(path);
+    for (fs::path& removed : remove_dead_extent_files(path)) removed_files_.push_back(std::move(removed));
+  }
+  // The files come before the free space, because a file system that cannot be written may report none.
+  for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file, engine);
+  check_free_space();
+
+  free_extents_ = extents_per_file * paths_.size();
+  extents_.resize(free_extents_);
+  free_runs_.emplace(0, free_extents_);
+}
+
+void NvmeStore::check_free_space() const {
+  for (const auto& [device, file_system] : file_systems(paths_)) {
+    // Our headers are already written, so they are neither free any more nor needed again.
+    const std::uint64_t need = (capacity_bytes_ / paths_.size() - ExtentFileHeader::kBytes) * file_system.path_count;
+    if (need <= file_system.free_bytes) continue;
+    throw IoError("nvme: nvme.memory (" + format_bytes(capacity_bytes_) + ") needs " + format_bytes(need) +
+                      " on the file system of " + file_system.path.string() + ", where " +
+                      format_bytes(file_system.free_bytes) + " are free",
+                  "lower nvme.memory or free space");
+  }
+}
+
+std::uint64_t NvmeStore::default_capacity(const std::vector<fs::path>& paths) {
+  std::map<dev_t, FileSystem> systems = file_systems(paths);
+  std::set<fs::path> folders;
+  for (const fs::path& path : paths) {
+    std::error_code error;
+    const fs::path folder = fs::canonical(path, error);
+    struct stat status {};
+    if (error || !folders.insert(folder).second || ::stat(folder.c_str(), &status) != 0) continue;
+    systems[status.st_dev].free_bytes += dead_extent_file_bytes(folder);
+  }
+  if (systems.empty()) return 0;
+  std::uint64_t share = ~std::uint64_t{0};
+  for (const auto& [device, file_system] : systems) {
+    share = std::min(share, file_system.free_bytes / 10 * 9 / file_system.path_count);
+  }
+  return share * paths.size();
+}
+
+std::uint64_t NvmeStore::offset_of(ExtentId extent) const {
+  return file_of(extent).offset_of(number(extent) / files_.size());
+}
+
+std::string NvmeStore::describe(ExtentId extent) const {
+  return file_of(extent).file().path.string() + ", offset " + std::to_string(offset_of(extent));
+}
+
+std::vector<fs::path> NvmeStore::files() const {
+  std::vector<fs::path> result;
+  for (const ExtentFile& file : files_) result.push_back(file.file().path);
+  return result;
+}
+
+bool NvmeStore::space_is_guaranteed() const noexcept {
+  return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.space_is_guaranteed(); });
+}
+
+std::uint64_t NvmeStore::free_extents() const {
+  std::lock_guard lock(mutex_);
+  return free_extents_;
+}
+
+std::uint64_t NvmeStore::retired_extents() const {
+  std::lock_guard lock(mutex_);
+  return retired_extents_;
+}
+
+std::uint64_t NvmeStore::used_bytes() const {
+  std::lock_guard lock(mutex_);
+  return (extents_.size() - free_extents_ - retired_extents_) * extent_bytes_;
+}
+
+// ---- Reserving and releasing
+
+std::vector<ExtentId> NvmeStore::reserve(std::size_t count) {
+  std::vector<ExtentId> extents;
+  {
+    const Lock lock(mutex_);
+    extents = take(lock, count);
+  }
+  try {
+    set_space_aside(extents);
+  } catch (...) {
+    const Lock lock(mutex_);
+    for (ExtentId extent : extents) give_back(lock, extent);
+    throw;
+  }
+  return extents;
+}
+
+std::vector<ExtentId> NvmeStore::take(const Lock&, std::size_t count) {
+  if (count > free_extents_) {
+    throw OutOfMemory("nvme: " + std::to_string(count) + " extents of " + format_bytes(extent_bytes_) +
+                          " do not fit: of " + std::to_string(extents_.size()) + ", " +
+                          std::to_string(extents_.size() - free_extents_ - retired_extents_) + " are in use and " +
+                          std::to_string(retired_extents_) + " are bad",
+                      "raise nvme.memory (now " + format_bytes(capacity_bytes_) + ")");
+  }
+  std::vector<ExtentId> extents;
+  extents.reserve(count);
+  const auto take_from = [&](std::map<std::uint64_t, std::uint64_t>::iterator run) {
+    const auto [first, length] = *run;
+    const std::uint64_t taken = std::min<std::uint64_t>(length, count - extents.size());
+    // The rest of the run first: it may fail to allocate, and nothing has changed yet.
+    if (taken < length) free_runs_.emplace(first + taken, length - taken);
+    free_runs_.erase(run);
+    for (std::uint64_t id = first; id < first + taken; ++id) {
+      extents_[id].state = State::held;
+      extents.push_back(ExtentId{id});
+    }
+    free_extents_ -= taken;
+  };
+  // The lowest run that is long enough, so that space set aside before is reused; else whatever there is, from below.
+  const auto whole =
+      std::find_if(free_runs_.begin(), free_runs_.end(), [&](const auto& run) { return run.second >= count; });
+  if (whole != free_runs_.end() && count > 0) take_from(whole);
+  while (extents.size() < count) take_from(free_runs_.begin());
+  return extents;
+}
+
+void NvmeStore::give_back(const Lock&, ExtentId extent) {
+  const std::uint64_t id = number(extent);
+  Extent& entry = extents_[id];
+  entry.state = State::free;
+  ++free_extents_;
+  // Join with the neighbouring runs.
+  auto next = free_runs_.lower_bound(id);
+  const bool joins_next = next != free_runs_.end() && next->first == id + 1;
+  if (next != free_runs_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == id) {
+      previous->second += 1 + (joins_next ? next->second : 0);
+      if (joins_next) free_runs_.erase(next);
+      return;
+    }
+  }
+  if (joins_next) {
+    auto run = free_runs_.extract(next);
+    run.key() = id;
+    ++run.mapped();
+    free_runs_.insert(std::move(run));
+  } else {
+    free_runs_.emplace_hint(next, id, 1);
+  }
+}
+
+void NvmeStore::set_space_aside(std::span<const ExtentId> extents) {
+  // By file, then by place in it: one call for each run of neighbours.
+  std::vector<ExtentId> without;
+  {
+    const Lock lock(mutex_);
+    std::copy_if(extents.begin(), extents.end(), std::back_inserter(without),
+                 [&](ExtentId extent) { return !extents_[number(extent)].has_space; });
+  }
+  const std::uint64_t stride = files_.size();
+  std::sort(without.begin(), without.end(), [&](ExtentId a, ExtentId b) {
+    return std::pair(number(a) % stride, number(a)) < std::pair(number(b) % stride, number(b));
+  });
+  for (std::size_t first = 0; first < without.size();) {
+    std::size_t end = first + 1;
+    while (end < without.size() && number(without[end]) == number(without[end - 1]) + stride) ++end;
+    file_of(without[first]).reserve_space(number(without[first]) / stride, end - first);
+    const Lock lock(mutex_);
+    for (; first < end; ++first) extents_[number(without[first])].has_space = true;
+  }
+}
+
+void NvmeStore::release(std::span<const ExtentId> extents) {
+  std::vector<ExtentId> ordered(extents.begin(), extents.end());
+  std::sort(ordered.begin(), ordered.end());
+  if (std::adjacent_find(ordered.begin(), ordered.end()) != ordered.end()) {
+    throw LogicError("nvme: release of the same extent twice");
+  }
+  const Lock lock(mutex_);
+  for (ExtentId extent : ordered) idle(lock, extent, "release");
+  for (ExtentId extent : ordered) give_back(lock, extent);
+}
+
+void NvmeStore::retire(ExtentId extent) {
+  const Lock lock(mutex_);
+  idle(lock, extent, "retirement").state = State::retired;
+  ++retired_extents_;
+}
+
+NvmeStore::Extent& NvmeStore::held(const Lock&, ExtentId extent, const char* what) {
+  const std::uint64_t id = number(extent);
+  if (id >= extents_.size()) {
+    throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + ", of which there are " +
+                     std::to_string(extents_.size()));
+  }
+  Extent& entry = extents_[id];
+  if (entry.state == State::free || entry.state == State::retired) {
+    throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + " (" + describe(extent) +
+                     "), which is " + (entry.state == State::free ? "not reserved" : "retired"));
+  }
+  if (entry.writing) {
+    throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + " (" + describe(extent) +
+                     ") while it is being written");
+  }
+  return entry;
+}
+
+NvmeStore::Extent& NvmeStore::idle(const Lock& lock, ExtentId extent, const char* what) {
+  Extent& entry = held(lock, extent, what);
+  if (entry.readers > 0) {
+    throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(number(extent)) + " (" +
+                     describe(extent) + ") while it is being read");
+  }
+  return entry;
+}
+
+// ---- Reading and writing
+
+/// Marks an extent as being written; until `finish` it counts as never written.
+class NvmeStore::WriteScope {
+ public:
+  WriteScope(NvmeStore& store, ExtentId extent) : store_(store), entry_(begin(store, extent)) {}
+  ~WriteScope() {
+    const Lock lock(store_.mutex_);
+    entry_.writing = false;
+  }
+  WriteScope(const WriteScope&) = delete;
+  WriteScope& operator=(const WriteScope&) = delete;
+
+  void finish(std::uint64_t checksum, std::size_t length) {
+    const Lock lock(store_.mutex_);
+    entry_.checksum = checksum;
+    entry_.length = length;
+    entry_.state = State::written;
+  }
+
+ private:
+  static Extent& begin(NvmeStore& store, ExtentId extent) {
+    const Lock lock(store.mutex_);
+    Extent& entry = store.idle(lock, extent, "write");
+    entry.writing = true;
+    entry.state = State::held;
+    return entry;
+  }
+
+  NvmeStore& store_;
+  Extent& entry_;
+};
+
+/// Keeps an extent from being written, released or retired while it is read.
+class NvmeStore::ReadScope {
+ public:
+  ReadScope(NvmeStore& store, ExtentId extent, std::size_t length)
+      : store_(store), entry_(begin(store, extent, length)), checksum_(entry_.checksum) {}
+  ~ReadScope() {
+    const Lock lock(store_.mutex_);
+    --entry_.readers;
+  }
+  ReadScope(const ReadScope&) = delete;
+  ReadScope& operator=(const ReadScope&) = delete;
+
+  std::uint64_t checksum() const noexcept { return checksum_; }
+
+ private:
+  static Extent& begin(NvmeStore& store, ExtentId extent, std::size_t length) {
+    const Lock lock(store.mutex_);
+    Extent& entry = store.held(lock, extent, "read");
+    if (entry.state != State::written || entry.length != length) {
+      throw LogicError("nvme: read of " + std::to_string(length) + " B from extent " + std::to_string(number(extent)) +
+                       " (" + store.describe(extent) + "), which holds " +
+                       (entry.state == State::written ? std::to_string(entry.length) + " B" : "nothing"));
+    }
+    ++entry.readers;
+    return entry;
+  }
+
+  NvmeStore& store_;
+  Extent& entry_;
+  const std::uint64_t checksum_;
+};
+
+void NvmeStore::write(ExtentId extent, std::span<const std::byte> bytes) {
+  if (bytes.empty() || bytes.size() > extent_bytes_) {
+    throw LogicError("nvme: write of " + std::to_string(bytes.size()) + " B to an extent of " +
+                     std::to_string(extent_bytes_) + " B");
+  }
+  WriteScope scope(*this, extent);
+  const std::uint64_t checksum = XXH3_64bits(bytes.data(), bytes.size());
+  engine_.write(file_of(extent).file(), offset_of(extent), bytes);
+  scope.finish(checksum, bytes.size());
+}
+
+void NvmeStore::read(ExtentId extent, std::span<std::byte> bytes) {
+  const ReadScope scope(*this, extent, bytes.size());
+  engine_.read(file_of(extent).file(), offset_of(extent), bytes);
+  const std::uint64_t found = XXH3_64bits(bytes.data(), bytes.size());
+  if (found == scope.checksum()) return;
+  throw CorruptData("nvme: " + std::to_string(bytes.size()) + " B at offset " + std::to_string(offset_of(extent)) +
+                        " of " + file_of(extent).file().path.string() + " are not what was written: checksum " +
+                        hexadecimal(found) + " found, " + hexadecimal(scope.checksum()) + " expected",
+                    "the drive or another program changed them; restart from a checkpoint, on another drive if it "
+                    "happens again");
+}
+
+}  // namespace terrace

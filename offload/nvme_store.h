@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/extent_file.h"
+#include "offload/io_engine.h"
+
+namespace terrace {
+
+/// Names an extent of one store. Neighbouring ids lie on different paths, and on one path neighbours are adjacent.
+enum class ExtentId : std::uint64_t {};
+
+/// The NVMe tier: extents of one size in one file a path, each verified by checksum when it is read.
+///
+/// `capacity_bytes` is everything the store occupies, headers included; the files never grow beyond their even share
+/// of it. Space on the drive is set aside when an extent is first reserved, so a full disk is told by `reserve`.
+/// The files are the store's own, locked while it lives and removed with it; those left by killed processes are
+/// removed at construction, any other file is left alone.
+///
+/// Thread-safe: different extents are read and written concurrently, and no lock is held across I/O. A use that
+/// breaks the life of an extent (reserve, write, read any number of times, release) throws LogicError, also when it
+/// does so by a race: reading what was never written whole, or touching an extent whose write is in flight.
+/// I/O failures are IoError with path, offset, length and cause. They change nothing else, and the extent can be
+/// written again, or retired.
+class NvmeStore {
+ public:
+  /// `extent_bytes` is a multiple of 4096; `engine` outlives the store.
+  /// Throws OutOfMemory if a path's share does not hold one extent, IoError if a path is no folder, cannot be created
+  /// or written, or if `capacity_bytes` exceeds the free space.
+  NvmeStore(std::vector<std::filesystem::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes,
+            IoEngine& engine);
+  NvmeStore(const NvmeStore&) = delete;
+  NvmeStore& operator=(const NvmeStore&) = delete;
+
+  /// 90% of the free space that an even split over the paths can use, counting what dead processes left as free.
+  /// Changes nothing on disk; the paths need not exist yet. Throws IoError.
+  static std::uint64_t default_capacity(const std::vector<std::filesystem::path>& paths);
+
+  /// All or none: `count` extents, with contiguous ids where there is such a run. Throws OutOfMemory if that many are
+  /// not free, IoError if the drive has no space for them.
+  std::vector<ExtentId> reserve(std::size_t count);
+  /// All or none: throws LogicError, and releases nothing, if one of them is not held or has I/O in flight.
+  void release(std::span<const ExtentId> extents);
+  /// Takes a bad extent out of use for good; the holder must not release it as well.
+  void retire(ExtentId extent);
+
+  /// At most `extent_bytes()`. If it throws, the extent counts as never written.
+  void write(ExtentId extent, std::span<const std::byte> bytes);
+  /// Exactly as many bytes as were written last. Throws CorruptData if they are not the bytes that were written.
+  void read(ExtentId extent, std::span<std::byte> bytes);
+
+  std::size_t extent_bytes() const noexcept { return extent_bytes_; }
+  std::uint64_t capacity_bytes() const noexcept { return capacity_bytes_; }
+  std::uint64_t extent_count() const noexcept { return extents_.size(); }
+  std::uint64_t free_extents() const;
+  std::uint64_t retired_extents() const;
+  /// Extents held, headers and retired extents not counted.
+  std::uint64_t used_bytes() const;
+
+  /// Where an extent lies, for messages: "PATH, offset O".
+  std::string describe(ExtentId extent) const;
+  std::vector<std::filesystem::path> files() const;
+  /// For the log: what the constructor removed, and whether a full disk can still show at a write because a file
+  /// system cannot set space aside.
+  const std::vector<std::filesystem::path>& removed_files() const noexcept { return removed_files_; }
+  bool space_is_guaranteed() const noexcept;
+
+ private:
+  enum class State : std::uint8_t { free, held, written, retired };
+  struct Extent {
+    std::uint64_t checksum = 0;
+    std::size_t length = 0;
+    std::uint32_t readers = 0;
+    State state = State::free;
+    bool writing = false;
+    bool has_space = false;
+  };
+  class ReadScope;
+  class WriteScope;
+
+  ExtentFile& file_of(ExtentId extent) { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
+  const ExtentFile& file_of(ExtentId extent) const { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
+  std::uint64_t offset_of(ExtentId extent) const;
+  void check_free_space() const;
+  void set_space_aside(std::span<const ExtentId> extents);
+
+  // These need `mutex_`, which the caller passes as proof.
+  using Lock = std::unique_lock<std::mutex>;
+  Extent& held(const Lock&, ExtentId extent, const char* what);
+  Extent& idle(const Lock&, ExtentId extent, const char* what);
+  std::vector<ExtentId> take(const Lock&, std::size_t count);
+  void give_back(const Lock&, ExtentId extent);
+
+  const std::vector<std::filesystem::path> paths_;
+  const std::uint64_t capacity_bytes_;
+  const std::size_t extent_bytes_;
+  IoEngine& engine_;
+  std::vector<std::filesystem::path> removed_files_;
+  std::deque<ExtentFile> files_;  // one a path, in their order
+
+  mutable std::mutex mutex_;
+  std::vector<Extent> extents_;                       // by id; its length never changes after construction
+  std::map<std::uint64_t, std::uint64_t> free_runs_;  // first id of a run of free extents -> how many
+  std::uint64_t free_extents_ = 0;
+  std::uint64_t retired_extents_ = 0;
+};
+
+}  // namespace terrace

@@ -1,0 +1,84 @@
+/// One AdamW update of a run of elements, vectorised for the CPU that it runs on.
+///
+/// AdamW is Adam (Kingma & Ba, 2015) with decoupled weight decay (Loshchilov & Hutter, 2019). The arithmetic is that of
+/// `torch::optim::AdamW`, operation for operation in fp32, with one rounding each (`fma` rounds once):
+///
+///     g *= gradient_scale
+///     p *= 1 - learning_rate * weight_decay
+///     m  = fma(g, 1 - beta1, m * beta1)
+///     v  = fma((1 - beta2) * g, g, v * beta2)
+///     p += (-learning_rate / (1 - beta1^t) * m) / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+///
+/// What it promises:
+///   - An element's result depends on that element alone: not on its position, on `count`, on alignment, or on where a
+///     run is cut into calls.
+///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds m and v twice;
+///     `adamw_uses_fma` tells.
+///   - The moments are LibTorch's, bit for bit. So are the parameters, but for about one element in 150 whose square
+///   root
+///     LibTorch rounds the other way, which moves that element's change of p by at most a few units in its last place.
+///   - NaN and infinity go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
+///
+/// Pure functions: any thread may call them, at the same time on distinct arrays. Arrays may not overlap. Pointers need
+/// the alignment of their element type only. Nothing here throws or allocates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace terrace {
+
+/// `torch::optim::AdamWOptions` with the betas by name and without defaults.
+struct AdamWOptions {
+  double learning_rate;
+  double beta1;
+  double beta2;
+  double epsilon;
+  double weight_decay;
+};
+
+/// The coefficients of one step, computed in double as LibTorch does and rounded to fp32 once.
+struct AdamWStep {
+  /// `step` is the count that includes this step: 1 for the first one. `gradient_scale` is the clip coefficient;
+  /// 1 means none.
+  AdamWStep(const AdamWOptions& options, std::int64_t step, float gradient_scale = 1.0f);
+
+  float gradient_scale;
+  float decay;  // 1 - learning_rate * weight_decay
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float root_bias_correction2;  // sqrt(1 - beta2^step)
+  float epsilon;
+  float step_size;  // -learning_rate / (1 - beta1^step)
+};
+
+/// fp32 parameters.
+void adamw_update(const AdamWStep& step,
+                  float* parameter,       // [count] read and written
+                  const float* gradient,  // [count]
+                  float* momentum,        // [count] read and written
+                  float* variance,        // [count] read and written
+                  std::size_t count);
+
+/// bf16 parameters and gradients, each as its 16 bits, with an fp32 master.
+///
+/// An element whose parameter differs, by its bits, from its rounded master was written by somebody else: its master
+/// then starts from the parameter. So a master of zeros initialises itself, and in-place writes to parameters are
+/// honoured. The parameter is written as the rounded master (optimizer/bfloat16.h states the rounding).
+void adamw_update(const AdamWStep& step,
+                  std::uint16_t* parameter_bf16,       // [count] read and written
+                  const std::uint16_t* gradient_bf16,  // [count]
+                  float* master,                       // [count] read and written
+                  float* momentum,                     // [count] read and written
+                  float* variance,                     // [count] read and written
+                  std::size_t count);
+
+/// The instruction set that `adamw_update` runs with here, as Highway names it ("AVX2", "AVX3", "NEON").
+const char* adamw_instruction_set();
+
+/// Whether that instruction set multiplies and adds with one rounding.
+bool adamw_uses_fma();
+
+}  // namespace terrace

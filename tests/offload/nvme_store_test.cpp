@@ -1,0 +1,540 @@
+#include "offload/nvme_store.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/units.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kExtent = 8192;
+
+/// Runs a hook before each operation of a real engine; a hook that throws is the fault.
+class HookedEngine : public PosixEngine {
+ public:
+  using Hook = std::function<void(const IoFile&, std::uint64_t offset)>;
+  Hook before_read, before_write, before_allocate;
+
+  void read(const IoFile& file, std::uint64_t offset, std::span<std::byte> bytes) override {
+    if (before_read) before_read(file, offset);
+    PosixEngine::read(file, offset, bytes);
+  }
+  void write(const IoFile& file, std::uint64_t offset, std::span<const std::byte> bytes) override {
+    if (before_write) before_write(file, offset);
+    PosixEngine::write(file, offset, bytes);
+  }
+  bool allocate(const IoFile& file, std::uint64_t offset, std::uint64_t length_bytes) override {
+    if (before_allocate) before_allocate(file, offset);
+    return PosixEngine::allocate(file, offset, length_bytes);
+  }
+};
+
+/// Opens once, for all who wait.
+class Gate {
+ public:
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+class NvmeStoreTest : public testing::Test {
+ protected:
+  NvmeStoreTest() : name_((fs::temp_directory_path() / "terrace-test-XXXXXX").string()) {
+    EXPECT_NE(::mkdtemp(name_.data()), nullptr);
+    folder_ = name_;
+  }
+  ~NvmeStoreTest() override { fs::remove_all(folder_); }
+
+  static std::uint64_t capacity_for(std::uint64_t extents, std::size_t paths = 1) {
+    return paths * 4096 + extents * kExtent;
+  }
+
+  std::string name_;
+  fs::path folder_;
+  HookedEngine engine_;
+};
+
+std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() & 0xff);
+  return bytes;
+}
+
+std::vector<std::byte> read_back(NvmeStore& store, ExtentId extent, std::size_t size = kExtent) {
+  std::vector<std::byte> bytes(size);
+  store.read(extent, bytes);
+  return bytes;
+}
+
+std::uint64_t number(ExtentId extent) { return static_cast<std::uint64_t>(extent); }
+
+template <typename Exception, typename Action>
+std::string message_of(Action action) {
+  try {
+    action();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "nothing of that type was thrown";
+}
+
+#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+// ---- Bytes
+
+TEST_F(NvmeStoreTest, reads_back_what_was_written_last) {
+  NvmeStore store({folder_}, capacity_for(8), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(3);
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < 3; ++i) store.write(extents[i], pattern(kExtent - round * i, 10 * round + i));
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::size_t size = kExtent - round * i;
+      EXPECT_EQ(read_back(store, extents[i], size), pattern(size, 10 * round + i));
+    }
+  }
+}
+
+TEST_F(NvmeStoreTest, a_byte_flipped_on_disk_is_corrupt_data_with_path_offset_and_length) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(2);
+  for (ExtentId extent : extents) store.write(extent, pattern(kExtent, number(extent)));
+  const fs::path path = store.files().front();
+  const std::uint64_t offset = 4096 + number(extents[1]) * kExtent;
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset + 5000));
+    const char flipped = static_cast<char>(file.get() ^ 1);
+    file.seekp(static_cast<std::streamoff>(offset + 5000));
+    file.put(flipped);
+  }
+  const std::string message = message_of<CorruptData>([&] { read_back(store, extents[1]); });
+  EXPECT_CONTAINS(message, "8192 B at offset " + std::to_string(offset) + " of " + path.string());
+  EXPECT_CONTAINS(message, "found");
+  EXPECT_CONTAINS(message, "expected");
+  EXPECT_EQ(read_back(store, extents[0]), pattern(kExtent, number(extents[0]))) << "its neighbour is whole";
+  store.write(extents[1], pattern(kExtent, 77));
+  EXPECT_EQ(read_back(store, extents[1]), pattern(kExtent, 77)) << "written again it is good";
+}
+
+TEST_F(NvmeStoreTest, a_file_that_was_cut_short_is_an_io_error) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const ExtentId extent = store.reserve(1).front();
+  store.write(extent, pattern(kExtent, 1));
+  fs::resize_file(store.files().front(), 4096 + 100);
+  EXPECT_CONTAINS(message_of<IoError>([&] { read_back(store, extent); }), "end of file after 100 B");
+}
+
+TEST_F(NvmeStoreTest, what_was_never_written_cannot_be_read) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(1);
+  EXPECT_THROW(read_back(store, extents[0]), LogicError);
+  store.write(extents[0], pattern(kExtent, 1));
+  store.release(extents);
+  EXPECT_THROW(read_back(store, extents[0]), LogicError);
+  EXPECT_EQ(store.reserve(1), extents);
+  EXPECT_THROW(read_back(store, extents[0]), LogicError) << "the bytes of its former holder are not its own";
+}
+
+TEST_F(NvmeStoreTest, lengths_that_cannot_be_verified_are_refused) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const ExtentId extent = store.reserve(1).front();
+  EXPECT_THROW(store.write(extent, pattern(kExtent + 1, 1)), LogicError);
+  EXPECT_THROW(store.write(extent, {}), LogicError);
+  store.write(extent, pattern(100, 1));
+  EXPECT_THROW(read_back(store, extent, 99), LogicError);
+  EXPECT_THROW(read_back(store, extent, kExtent), LogicError);
+  EXPECT_EQ(read_back(store, extent, 100), pattern(100, 1));
+}
+
+// ---- Space
+
+TEST_F(NvmeStoreTest, hands_out_contiguous_extents_while_there_is_such_a_run) {
+  NvmeStore store({folder_}, capacity_for(10), kExtent, engine_);
+  const std::vector<ExtentId> a = store.reserve(3), b = store.reserve(4), c = store.reserve(3);
+  EXPECT_THROW(store.reserve(1), OutOfMemory);
+  store.release(a);
+  store.release(c);
+  const std::vector<ExtentId> scattered = store.reserve(5);  // no run of five: all the same, each once
+  EXPECT_EQ(std::set<ExtentId>(scattered.begin(), scattered.end()).size(), 5U);
+  store.release(scattered);
+  store.release(b);
+  const std::vector<ExtentId> whole = store.reserve(10);  // released in pieces, joined again
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(number(whole[i]), i);
+}
+
+TEST_F(NvmeStoreTest, never_holds_an_extent_twice_and_counts_what_it_holds) {
+  constexpr std::uint64_t kSeed = 20240817, kExtents = 64;
+  NvmeStore store({folder_ / "a", folder_ / "b"}, capacity_for(kExtents, 2), kExtent, engine_);
+  std::mt19937_64 random(kSeed);
+  std::vector<ExtentId> held;
+  std::set<ExtentId> unique;
+  std::uint64_t retired = 0;
+  for (int step = 0; step < 3000; ++step) {
+    const std::size_t count = random() % 9;
+    if (random() % 2 == 0) {
+      if (count > kExtents - retired - held.size()) {
+        EXPECT_THROW(store.reserve(count), OutOfMemory);
+        continue;
+      }
+      for (ExtentId extent : store.reserve(count)) {
+        ASSERT_TRUE(unique.insert(extent).second) << "seed " << kSeed << " step " << step;
+        held.push_back(extent);
+      }
+    } else {
+      std::shuffle(held.begin(), held.end(), random);
+      const std::size_t released = std::min(count, held.size());
+      const std::vector<ExtentId> gone(held.end() - static_cast<std::ptrdiff_t>(released), held.end());
+      held.resize(held.size() - released);
+      if (released > 0 && retired < 8 && random() % 100 == 0) {
+        store.retire(gone[0]);  // stays in `unique`: it must never come again
+        ++retired;
+        store.release(std::span(gone).subspan(1));
+      } else {
+        store.release(gone);
+        if (!gone.empty()) unique.erase(gone[0]);
+      }
+      for (std::size_t i = 1; i < gone.size(); ++i) unique.erase(gone[i]);
+    }
+    ASSERT_EQ(store.used_bytes(), held.size() * kExtent);
+    ASSERT_EQ(store.free_extents(), kExtents - retired - held.size());
+  }
+  EXPECT_GT(retired, 0U);
+}
+
+TEST_F(NvmeStoreTest, says_who_is_full_and_what_to_raise) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(3);
+  store.retire(extents[0]);
+  const std::string message = message_of<OutOfMemory>([&] { store.reserve(2); });
+  EXPECT_CONTAINS(message, "nvme: 2 extents of ");
+  EXPECT_CONTAINS(message, "of 4, 2 are in use and 1 are bad");
+  EXPECT_CONTAINS(message, "raise nvme.memory");
+  EXPECT_EQ(store.reserve(1).size(), 1U) << "the refusal took something";
+}
+
+TEST_F(NvmeStoreTest, a_retired_extent_never_comes_again) {
+  NvmeStore store({folder_}, capacity_for(3), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(2);
+  store.write(extents[0], pattern(kExtent, 1));
+  store.retire(extents[0]);
+  EXPECT_THROW(read_back(store, extents[0]), LogicError);
+  EXPECT_THROW(store.write(extents[0], pattern(kExtent, 1)), LogicError);
+  EXPECT_THROW(store.retire(extents[0]), LogicError);
+  EXPECT_THROW(store.release(extents), LogicError);
+  EXPECT_EQ(store.used_bytes(), kExtent) << "nothing was released";
+  store.release(std::span(extents).subspan(1));
+  for (ExtentId extent : store.reserve(2)) EXPECT_NE(extent, extents[0]);
+  EXPECT_THROW(store.reserve(1), OutOfMemory);
+  EXPECT_EQ(store.retired_extents(), 1U);
+}
+
+TEST_F(NvmeStoreTest, illegal_uses_throw_and_change_nothing) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(2);
+  const ExtentId never_reserved{3}, out_of_range{4};
+  EXPECT_THROW(store.release(std::vector{extents[0], never_reserved}), LogicError);
+  EXPECT_THROW(store.release(std::vector{extents[0], out_of_range}), LogicError);
+  EXPECT_THROW(store.release(std::vector{extents[0], extents[1], extents[0]}), LogicError);
+  EXPECT_THROW(store.write(never_reserved, pattern(10, 1)), LogicError);
+  EXPECT_THROW(store.write(out_of_range, pattern(10, 1)), LogicError);
+  EXPECT_THROW(store.retire(never_reserved), LogicError);
+  EXPECT_EQ(store.used_bytes(), 2 * kExtent);
+  store.release(extents);
+  EXPECT_THROW(store.release(extents), LogicError);
+  EXPECT_TRUE(store.reserve(0).empty());
+}
+
+TEST_F(NvmeStoreTest, files_never_exceed_the_capacity) {
+  for (const std::uint64_t capacity : {capacity_for(10, 3), capacity_for(10, 3) + 12345, capacity_for(3, 3)}) {
+    NvmeStore store({folder_ / "a", folder_ / "b", folder_ / "c"}, capacity, kExtent, engine_);
+    for (ExtentId extent : store.reserve(store.free_extents())) store.write(extent, pattern(kExtent, 1));
+    std::uint64_t total = 0;
+    for (const fs::path& file : store.files()) {
+      EXPECT_LE(fs::file_size(file), capacity / 3);
+      total += fs::file_size(file);
+    }
+    EXPECT_LE(total, store.capacity_bytes());
+    EXPECT_EQ(store.capacity_bytes(), capacity);
+    EXPECT_GT(total + 3 * kExtent, capacity) << "room was left unused";
+  }
+}
+
+TEST_F(NvmeStoreTest, neighbouring_extents_are_striped_over_all_paths) {
+  NvmeStore store({folder_ / "a", folder_ / "b"}, capacity_for(8, 2), kExtent, engine_);
+  std::set<fs::path> written;
+  engine_.before_write = [&](const IoFile& file, std::uint64_t) { written.insert(file.path.parent_path()); };
+  for (ExtentId extent : store.reserve(2)) {
+    store.write(extent, pattern(kExtent, number(extent)));
+    EXPECT_EQ(read_back(store, extent), pattern(kExtent, number(extent)));
+  }
+  EXPECT_EQ(written, (std::set<fs::path>{folder_ / "a", folder_ / "b"}));
+}
+
+TEST_F(NvmeStoreTest, sets_space_aside_when_an_extent_is_first_reserved_and_not_again) {
+  int calls = 0;
+  engine_.before_allocate = [&](const IoFile&, std::uint64_t) { ++calls; };
+  NvmeStore store({folder_ / "a", folder_ / "b"}, capacity_for(8, 2), kExtent, engine_);
+  for (const fs::path& file : store.files()) EXPECT_EQ(fs::file_size(file), 4096U);
+  const std::vector<ExtentId> extents = store.reserve(6);
+  EXPECT_EQ(calls, 2) << "one call a file for neighbours";
+  for (const fs::path& file : store.files()) EXPECT_EQ(fs::file_size(file), 4096 + 3 * kExtent);
+  store.release(extents);
+  EXPECT_EQ(store.reserve(6), extents);
+  EXPECT_EQ(calls, 2);
+}
+
+TEST_F(NvmeStoreTest, a_full_disk_is_told_at_reservation_and_nothing_is_held_then) {
+  NvmeStore store({folder_}, capacity_for(64), kExtent, engine_);
+  rlimit previous{};
+  ::getrlimit(RLIMIT_FSIZE, &previous);
+  const auto previous_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit = previous;
+  limit.rlim_cur = 4096 + 8 * kExtent;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const std::string message = message_of<IoError>([&] { store.reserve(32); });
+  const std::vector<ExtentId> fit = store.reserve(8);
+  for (ExtentId extent : fit) store.write(extent, pattern(kExtent, number(extent)));
+  ::setrlimit(RLIMIT_FSIZE, &previous);
+  std::signal(SIGXFSZ, previous_handler);
+
+  EXPECT_CONTAINS(message, "nvme: reservation of " + std::to_string(32 * kExtent) + " B");
+  EXPECT_CONTAINS(message, store.files().front().string());
+  EXPECT_EQ(store.used_bytes(), 8 * kExtent);
+  for (ExtentId extent : fit) EXPECT_EQ(read_back(store, extent), pattern(kExtent, number(extent)));
+  EXPECT_EQ(store.reserve(56).size(), 56U) << "after space was freed";
+}
+
+// ---- Faults
+
+TEST_F(NvmeStoreTest, a_failed_write_leaves_the_extent_unwritten_and_others_whole) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(2);
+  for (ExtentId extent : extents) store.write(extent, pattern(kExtent, number(extent)));
+  engine_.before_write = [](const IoFile&, std::uint64_t) { throw IoError("nvme: injected (EIO)"); };
+  EXPECT_THROW(store.write(extents[0], pattern(kExtent, 9)), IoError);
+  engine_.before_write = nullptr;
+  EXPECT_THROW(read_back(store, extents[0]), LogicError) << "half old, half new bytes must never be served";
+  EXPECT_EQ(read_back(store, extents[1]), pattern(kExtent, number(extents[1])));
+  store.write(extents[0], pattern(kExtent, 9));
+  EXPECT_EQ(read_back(store, extents[0]), pattern(kExtent, 9));
+}
+
+TEST_F(NvmeStoreTest, a_failed_read_can_be_repeated) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(1);
+  store.write(extents[0], pattern(kExtent, 1));
+  engine_.before_read = [](const IoFile&, std::uint64_t) { throw IoError("nvme: injected (EIO)"); };
+  EXPECT_THROW(read_back(store, extents[0]), IoError);
+  engine_.before_read = nullptr;
+  EXPECT_EQ(read_back(store, extents[0]), pattern(kExtent, 1));
+  EXPECT_NO_THROW(store.release(extents));
+}
+
+// ---- Threads
+
+TEST_F(NvmeStoreTest, threads_write_and_read_different_extents_at_once) {
+  NvmeStore store({folder_ / "a", folder_ / "b"}, capacity_for(32, 2), kExtent, engine_);
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t round = 0; round < 60; ++round) {
+        const std::vector<ExtentId> extents = store.reserve(1 + round % 8);
+        for (ExtentId extent : extents) store.write(extent, pattern(kExtent, number(extent) * 1000 + t * 100 + round));
+        for (ExtentId extent : extents) {
+          EXPECT_EQ(read_back(store, extent), pattern(kExtent, number(extent) * 1000 + t * 100 + round));
+        }
+        if (round == 30 && t == 0) {
+          store.retire(extents[0]);
+          store.release(std::span(extents).subspan(1));
+        } else {
+          store.release(extents);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(store.used_bytes(), 0U);
+  EXPECT_EQ(store.free_extents(), 31U);
+}
+
+TEST_F(NvmeStoreTest, one_extent_is_read_by_many_threads_at_once) {
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  const ExtentId extent = store.reserve(1).front();
+  store.write(extent, pattern(kExtent, 1));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) EXPECT_EQ(read_back(store, extent), pattern(kExtent, 1));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(NvmeStoreTest, a_transfer_that_takes_long_holds_up_nobody_else_and_guards_its_own_extent) {
+  NvmeStore store({folder_}, capacity_for(8), kExtent, engine_);
+  const std::vector<ExtentId> extents = store.reserve(2);
+  const std::uint64_t slow_offset = 4096 + number(extents[0]) * kExtent;
+  for (const bool writes : {true, false}) {
+    Gate begun, go_on;
+    const auto block = [&](const IoFile&, std::uint64_t offset) {
+      if (offset != slow_offset) return;
+      begun.open();
+      go_on.wait();
+    };
+    (writes ? engine_.before_write : engine_.before_read) = block;
+    std::thread slow([&] {
+      if (writes) {
+        store.write(extents[0], pattern(kExtent, 1));
+      } else {
+        EXPECT_EQ(read_back(store, extents[0]), pattern(kExtent, 1));
+      }
+    });
+    begun.wait();
+    store.write(extents[1], pattern(kExtent, 2));
+    EXPECT_EQ(read_back(store, extents[1]), pattern(kExtent, 2));
+    store.release(store.reserve(3));
+    EXPECT_THROW(store.write(extents[0], pattern(kExtent, 3)), LogicError);
+    EXPECT_THROW(store.retire(extents[0]), LogicError);
+    EXPECT_THROW(store.release(extents), LogicError);
+    if (writes) {
+      EXPECT_THROW(read_back(store, extents[0]), LogicError);
+    }
+    go_on.open();
+    slow.join();
+    engine_.before_write = engine_.before_read = nullptr;
+  }
+  EXPECT_EQ(read_back(store, extents[0]), pattern(kExtent, 1));
+}
+
+// ---- Opening and closing
+
+TEST_F(NvmeStoreTest, creates_its_folders_and_removes_its_files) {
+  const fs::path deep = folder_ / "x" / "y";
+  std::vector<fs::path> files;
+  {
+    NvmeStore store({deep, folder_, deep}, capacity_for(6, 3), kExtent, engine_);  // a path may be given twice
+    files = store.files();
+    ASSERT_EQ(files.size(), 3U);
+    for (const fs::path& file : files) EXPECT_TRUE(fs::exists(file));
+  }
+  for (const fs::path& file : files) EXPECT_FALSE(fs::exists(file));
+}
+
+TEST_F(NvmeStoreTest, two_stores_share_a_folder_without_touching_each_other) {
+  NvmeStore first({folder_}, capacity_for(4), kExtent, engine_);
+  const ExtentId a = first.reserve(1).front();
+  first.write(a, pattern(kExtent, 1));
+  {
+    NvmeStore second({folder_}, capacity_for(4), kExtent, engine_);
+    EXPECT_TRUE(second.removed_files().empty());
+    second.write(second.reserve(1).front(), pattern(kExtent, 2));
+  }
+  EXPECT_EQ(read_back(first, a), pattern(kExtent, 1));
+}
+
+TEST_F(NvmeStoreTest, what_a_killed_process_left_is_removed_and_its_space_used) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    PosixEngine engine;
+    NvmeStore store({folder_}, capacity_for(512), kExtent, engine);
+    for (ExtentId extent : store.reserve(512)) store.write(extent, pattern(kExtent, 1));
+    ::raise(SIGKILL);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_GE(dead_extent_file_bytes(folder_), 512 * kExtent) << "default_capacity counts these as free";
+  NvmeStore store({folder_}, capacity_for(4), kExtent, engine_);
+  EXPECT_EQ(store.removed_files().size(), 1U);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
+}
+
+TEST_F(NvmeStoreTest, a_path_that_cannot_be_used_is_named_with_the_reason) {
+  std::ofstream(folder_ / "file") << "x";
+  struct Case {
+    fs::path path;
+    const char* reason;
+  };
+  for (const Case& bad : {Case{folder_ / "file", "(ENOTDIR)"}, Case{folder_ / "file" / "below", "(ENOTDIR)"},
+                          Case{"/proc/terrace/below", "(ENOENT)"}, Case{"/proc", "("}, Case{"", "("}}) {
+    const std::string message = message_of<IoError>([&] {
+      NvmeStore({folder_ / "good", bad.path}, capacity_for(4, 2), kExtent, engine_);
+    });
+    EXPECT_CONTAINS(message, bad.path.string());
+    EXPECT_CONTAINS(message, bad.reason);
+    EXPECT_CONTAINS(message, "\n  hint: set nvme.paths to folders that can be written");
+  }
+  EXPECT_TRUE(fs::is_empty(folder_ / "good")) << "files of the good path were left behind";
+}
+
+TEST_F(NvmeStoreTest, more_than_the_free_space_is_refused_with_both_sizes) {
+  const std::uint64_t free_bytes = fs::space(folder_).available;
+  const std::string message =
+      message_of<IoError>([&] { NvmeStore({folder_}, 2 * free_bytes + (1 << 30), kExtent, engine_); });
+  EXPECT_CONTAINS(message, "nvme.memory (");
+  EXPECT_CONTAINS(message, "are free");
+  EXPECT_CONTAINS(message, "\n  hint: lower nvme.memory or free space");
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+TEST_F(NvmeStoreTest, paths_on_one_file_system_share_its_free_space) {
+  const std::uint64_t free_bytes = fs::space(folder_).available;
+  // Each path alone would have room for its half.
+  EXPECT_THROW(NvmeStore({folder_ / "a", folder_ / "b"}, free_bytes / 4 * 5, kExtent, engine_), IoError);
+}
+
+TEST_F(NvmeStoreTest, the_default_capacity_fits_and_changes_nothing_on_disk) {
+  const std::vector<fs::path> paths = {folder_ / "a", folder_ / "b"};
+  const std::uint64_t capacity = NvmeStore::default_capacity(paths);
+  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_GT(capacity, fs::space(folder_).available / 2);
+  EXPECT_LT(capacity, fs::space(folder_).available);
+  EXPECT_NO_THROW(NvmeStore(paths, capacity, std::size_t{1} << 20, engine_));
+  EXPECT_EQ(NvmeStore::default_capacity({}), 0U);
+}
+
+TEST_F(NvmeStoreTest, a_capacity_without_room_for_an_extent_is_refused_with_the_least_that_works) {
+  const std::vector<fs::path> paths = {folder_ / "a", folder_ / "b"};
+  const std::string message =
+      message_of<OutOfMemory>([&] { NvmeStore(paths, capacity_for(2, 2) - 1, kExtent, engine_); });
+  EXPECT_CONTAINS(message, "raise nvme.memory to at least " + format_bytes_exactly(capacity_for(2, 2)));
+  EXPECT_EQ(NvmeStore(paths, capacity_for(2, 2), kExtent, engine_).extent_count(), 2U);
+  EXPECT_THROW(NvmeStore({}, 1 << 20, kExtent, engine_), LogicError);
+  EXPECT_THROW(NvmeStore({folder_}, 1 << 20, 5000, engine_), LogicError);
+}
+
+}  // namespace
+}  // namespace terrace

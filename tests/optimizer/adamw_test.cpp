@@ -1,0 +1,283 @@
+#include "optimizer/adamw.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "tests/optimizer/instruction_sets.h"
+#include "tests/optimizer/random_state.h"
+
+namespace terrace {
+namespace {
+
+constexpr AdamWOptions kOptions{
+    .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+float clip_of(int step) { return step % 3 == 0 ? 0.37f : 1.0f; }
+
+template <class State>
+class AdamW : public testing::Test {};
+using States = testing::Types<FloatState, Bfloat16State>;
+TYPED_TEST_SUITE(AdamW, States);
+
+// Signed zeros compare equal below, and no NaN occurs; a difference in any other bit shows.
+TYPED_TEST(AdamW, gives_the_bits_of_the_scalar_reference_on_every_instruction_set_with_fma) {
+  int with_fma = 0;
+  with_each_instruction_set([&] {
+    if (!adamw_uses_fma()) return;
+    ++with_fma;
+    for (const std::size_t count : {0, 1, 2, 3, 7, 8, 15, 16, 17, 22, 31, 33, 63, 64, 65, 1000, 4099}) {
+      TypeParam state(count, 1), expected(count, 1);
+      for (int t = 1; t <= 12; ++t) {
+        const AdamWStep step(kOptions, t, clip_of(t));
+        const auto gradient = TypeParam::gradient(count, static_cast<std::uint32_t>(t));
+        state.update(step, gradient, 0, count);
+        expected.update_by_reference(step, gradient);
+        ASSERT_EQ(state, expected) << "count " << count << ", step " << t;
+      }
+    }
+  });
+  if (with_fma == 0) GTEST_SKIP() << "no instruction set with fused multiply-add here";
+}
+
+TYPED_TEST(AdamW, gives_the_same_bits_wherever_a_run_is_cut) {
+  with_each_instruction_set([] {
+    const std::size_t count = 777;
+    TypeParam whole(count, 2), cut(count, 2);
+    std::mt19937 random(3);
+    for (int t = 1; t <= 30; ++t) {
+      const AdamWStep step(kOptions, t, clip_of(t));
+      const auto gradient = TypeParam::gradient(count, static_cast<std::uint32_t>(t));
+      whole.update(step, gradient, 0, count);
+      for (std::size_t from = 0; from < count;) {
+        const std::size_t to = std::min<std::size_t>(count, from + 1 + random() % (t % 2 == 0 ? 40 : 200));
+        cut.update(step, gradient, from, to);
+        from = to;
+      }
+      ASSERT_EQ(cut, whole) << "step " << t;
+    }
+  });
+}
+
+TYPED_TEST(AdamW, touches_nothing_beyond_the_run) {
+  with_each_instruction_set([] {
+    const std::size_t count = 100;
+    const AdamWStep step(kOptions, 1);
+    const auto gradient = TypeParam::gradient(count, 1);
+    for (std::size_t length = 0; length <= 40; ++length) {
+      TypeParam all(count, 4), state(count, 4);
+      const TypeParam before = state;
+      all.update(step, gradient, 0, count);
+      state.update(step, gradient, 20, 20 + length);
+      for (std::size_t i = 0; i < count; ++i) {
+        const TypeParam& expected = i >= 20 && i < 20 + length ? all : before;
+        ASSERT_EQ(state.parameter[i], expected.parameter[i]) << i << " of length " << length;
+        ASSERT_EQ(state.momentum[i], expected.momentum[i]) << i << " of length " << length;
+        ASSERT_EQ(state.variance[i], expected.variance[i]) << i << " of length " << length;
+      }
+    }
+  });
+}
+
+TYPED_TEST(AdamW, leaves_parameters_with_rate_and_decay_zero_but_moves_moments) {
+  AdamWOptions options = kOptions;
+  options.learning_rate = 0;
+  options.weight_decay = 0;
+  TypeParam state(1000, 5);
+  const TypeParam before = state;
+  state.update(AdamWStep(options, 1), TypeParam::gradient(1000, 1), 0, 1000);
+  EXPECT_EQ(state.parameter, before.parameter);
+  EXPECT_NE(state.momentum, before.momentum);
+  EXPECT_NE(state.variance, before.variance);
+}
+
+TEST(AdamWStep, follows_the_formulas_in_double_and_rounds_once) {
+  const AdamWStep step(kOptions, 7, 0.5f);
+  EXPECT_EQ(step.gradient_scale, 0.5f);
+  EXPECT_EQ(step.decay, static_cast<float>(1 - 1e-3 * 0.1));
+  EXPECT_EQ(step.one_minus_beta1, static_cast<float>(1 - 0.9));  // not 1 - float(0.9)
+  EXPECT_EQ(step.one_minus_beta2, static_cast<float>(1 - 0.95));
+  EXPECT_EQ(step.root_bias_correction2, static_cast<float>(std::sqrt(1 - std::pow(0.95, 7.0))));
+  EXPECT_EQ(step.step_size, static_cast<float>(-1e-3 / (1 - std::pow(0.9, 7.0))));
+}
+
+TEST(AdamWFloat, moves_a_parameter_by_the_learning_rate_in_its_first_step) {
+  AdamWOptions options = kOptions;
+  options.weight_decay = 0;
+  float parameter = 1, gradient = 0.25f, momentum = 0, variance = 0;
+  adamw_update(AdamWStep(options, 1), &parameter, &gradient, &momentum, &variance, 1);
+  EXPECT_NEAR(parameter, 1 - 1e-3, 1e-6);
+}
+
+TEST(AdamWFloat, needs_no_alignment_beyond_the_element) {
+  FloatState aligned(65, 6), shifted(65, 6);
+  const auto gradient = random_gradient(65, 1);
+  aligned.update(AdamWStep(kOptions, 1), gradient, 0, 65);
+  alignas(64) float storage[4][80];
+  float* const p = storage[0] + 1;
+  float* const g = storage[1] + 2;
+  float* const m = storage[2] + 3;
+  float* const v = storage[3] + 5;
+  std::copy(shifted.parameter.begin(), shifted.parameter.end(), p);
+  std::copy(gradient.begin(), gradient.end(), g);
+  std::fill(m, m + 65, 0.0f);
+  std::fill(v, v + 65, 0.0f);
+  adamw_update(AdamWStep(kOptions, 1), p, g, m, v, 65);
+  EXPECT_TRUE(std::equal(p, p + 65, aligned.parameter.begin()));
+  EXPECT_TRUE(std::equal(m, m + 65, aligned.momentum.begin()));
+  EXPECT_TRUE(std::equal(v, v + 65, aligned.variance.begin()));
+}
+
+TEST(AdamWFloat, lets_nan_and_infinity_through_and_keeps_them_to_their_element) {
+  with_each_instruction_set([] {
+    for (const std::size_t at : {0u, 5u, 21u}) {
+      for (const float bad : {kNan, kInfinity, -kInfinity}) {
+        FloatState state(22, 7), clean(22, 7);
+        auto gradient = random_gradient(22, 1);
+        clean.update(AdamWStep(kOptions, 1), gradient, 0, 22);
+        gradient[at] = bad;
+        state.update(AdamWStep(kOptions, 1), gradient, 0, 22);
+        EXPECT_TRUE(std::isnan(state.parameter[at]));  // infinity over infinity
+        EXPECT_EQ(std::isnan(state.momentum[at]), std::isnan(bad));
+        EXPECT_EQ(std::isinf(state.variance[at]), std::isinf(bad));
+        state.parameter[at] = clean.parameter[at];
+        state.momentum[at] = clean.momentum[at];
+        state.variance[at] = clean.variance[at];
+        EXPECT_EQ(state, clean);
+      }
+    }
+  });
+}
+
+TEST(AdamWBfloat16, starts_a_master_of_zeros_from_the_parameter) {
+  with_each_instruction_set([] {
+    Bfloat16State state(100, 8);
+    FloatState wide(100, 8);
+    for (std::size_t i = 0; i < 100; ++i) wide.parameter[i] = bfloat16_to_float(state.parameter[i]);
+    const auto gradient = random_gradient(100, 1);
+    const auto gradient_bf16 = to_bfloat16(gradient);
+    std::vector<float> widened;
+    for (const std::uint16_t g : gradient_bf16) widened.push_back(bfloat16_to_float(g));
+    state.update(AdamWStep(kOptions, 1), gradient_bf16, 0, 100);
+    wide.update(AdamWStep(kOptions, 1), widened, 0, 100);
+    EXPECT_EQ(state.master, wide.parameter);
+    EXPECT_EQ(state.momentum, wide.momentum);
+    EXPECT_EQ(state.parameter, to_bfloat16(wide.parameter));
+  });
+}
+
+TEST(AdamWBfloat16, gathers_changes_too_small_for_the_parameter_in_the_master) {
+  AdamWOptions options = kOptions;
+  options.learning_rate = 1e-5;
+  options.weight_decay = 0;
+  const std::uint16_t one = float_to_bfloat16(1), gradient = one;
+  std::uint16_t parameter = one;
+  float master = 0, momentum = 0, variance = 0;
+  adamw_update(AdamWStep(options, 1), &parameter, &gradient, &master, &momentum, &variance, 1);
+  EXPECT_EQ(parameter, one);
+  for (int t = 2; t <= 400; ++t) {
+    adamw_update(AdamWStep(options, t), &parameter, &gradient, &master, &momentum, &variance, 1);
+  }
+  EXPECT_NEAR(master, 1 - 400e-5, 1e-4);
+  EXPECT_LT(bfloat16_to_float(parameter), 1);
+}
+
+TEST(AdamWBfloat16, honours_a_parameter_that_was_written_in_place) {
+  with_each_instruction_set([] {
+    Bfloat16State state(40, 9);
+    state.update(AdamWStep(kOptions, 1), Bfloat16State::gradient(40, 1), 0, 40);
+    const Bfloat16State untouched = state;
+    state.parameter[3] = float_to_bfloat16(0.5f);
+    state.parameter[33] = 0x8000;  // minus zero
+    state.update(AdamWStep(kOptions, 2), Bfloat16State::gradient(40, 2), 0, 40);
+    EXPECT_NEAR(state.master[3], 0.5f, 0.01f);
+    EXPECT_NEAR(state.master[33], 0, 0.01f);
+    Bfloat16State others = untouched;
+    others.update(AdamWStep(kOptions, 2), Bfloat16State::gradient(40, 2), 0, 40);
+    for (std::size_t i = 0; i < 40; ++i) {
+      if (i == 3 || i == 33) continue;
+      EXPECT_EQ(state.master[i], others.master[i]) << i;
+    }
+  });
+}
+
+TEST(AdamWBfloat16, keeps_a_nan_a_nan_and_infinity_infinite) {
+  with_each_instruction_set([] {
+    // Payloads that would carry into another number if they were rounded.
+    for (const std::uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7fff8000u, 0x7f808000u, 0x7fc00000u}) {
+      Bfloat16State state(20, 10);
+      state.master[17] = std::bit_cast<float>(bits);
+      state.parameter[17] = float_to_bfloat16(state.master[17]);
+      state.update(AdamWStep(kOptions, 1), Bfloat16State::gradient(20, 1), 0, 20);
+      EXPECT_TRUE(std::isnan(state.master[17]));
+      EXPECT_TRUE(std::isnan(bfloat16_to_float(state.parameter[17]))) << std::hex << bits;
+      // The same payload in a moment: it reaches the master after that was checked against the parameter.
+      Bfloat16State moment(20, 10);
+      moment.momentum[17] = std::bit_cast<float>(bits);
+      moment.update(AdamWStep(kOptions, 1), Bfloat16State::gradient(20, 1), 0, 20);
+      EXPECT_TRUE(std::isnan(moment.master[17]));
+      EXPECT_TRUE(std::isnan(bfloat16_to_float(moment.parameter[17]))) << std::hex << bits;
+    }
+    for (const float infinity : {kInfinity, -kInfinity}) {
+      Bfloat16State state(20, 10);
+      state.parameter[17] = float_to_bfloat16(infinity);
+      state.update(AdamWStep(kOptions, 1), Bfloat16State::gradient(20, 1), 0, 20);
+      EXPECT_EQ(state.master[17], infinity);
+      EXPECT_EQ(bfloat16_to_float(state.parameter[17]), infinity);
+    }
+  });
+}
+
+TEST(AdamWBfloat16, rounds_every_upper_half_as_the_scalar_rule_does) {
+  AdamWOptions options = kOptions;  // an update that changes nothing, so that the master is what is rounded
+  options.learning_rate = 0;
+  options.weight_decay = 0;
+  const AdamWStep step(options, 1);
+  const std::size_t count = 65536;
+  const std::vector<std::uint16_t> gradient(count, 0);
+  with_each_instruction_set([&] {
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      std::vector<float> master(count), momentum(count), variance(count);
+      std::vector<std::uint16_t> parameter(count);
+      for (std::uint32_t upper = 0; upper < count; ++upper) {
+        // Through memory: a signalling NaN need not survive being passed as a float.
+        const std::uint32_t bits = upper << 16 | lower;
+        std::memcpy(&master[upper], &bits, sizeof bits);
+        parameter[upper] = float_to_bfloat16(master[upper]);
+      }
+      const std::vector<std::uint16_t> expected = parameter;
+      adamw_update(step, parameter.data(), gradient.data(), master.data(), momentum.data(), variance.data(), count);
+      for (std::size_t i = 0; i < count; ++i) {
+        if ((expected[i] & 0x7fffu) > 0x7f80u) {
+          ASSERT_TRUE(std::isnan(bfloat16_to_float(parameter[i]))) << std::hex << i << " " << lower;
+        } else {
+          // Had the kernel rounded differently, it would have started the master again from the parameter.
+          const std::uint32_t kept = static_cast<std::uint32_t>(i) << 16 | lower;
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(master[i]), kept) << std::hex << i << " " << lower;
+          ASSERT_EQ(parameter[i], expected[i]) << std::hex << i << " " << lower;
+        }
+      }
+    }
+  });
+}
+
+TEST(AdamWDispatch, names_an_instruction_set_of_its_own_for_each) {
+  std::set<std::string> names;
+  std::size_t count = 0;
+  with_each_instruction_set([&] {
+    names.insert(adamw_instruction_set());
+    ++count;
+  });
+  EXPECT_EQ(names.size(), count);
+}
+
+}  // namespace
+}  // namespace terrace
