@@ -33,13 +33,33 @@ std::string describe(const ChunkInfo& info) {
 Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit)
     : budgets_(budgets), device_chunk_limit_(device_chunk_limit) {}
 
+Policy::~Policy() {
+  const auto give_back = [&](ChunkId id, Tier tier) {
+    const ChunkInfo& info = chunks_[id].info();
+    budgets_[index_of(tier)]->release(info.kind, info.room_bytes[index_of(tier)]);
+  };
+  for (ChunkId id = 0; id < chunks_.size(); ++id) {
+    for (const Tier tier : all_tiers) {
+      if (chunks_[id].at(tier).state != CopyState::absent) {
+        give_back(id, tier);
+      }
+    }
+  }
+  for (const Vacate& vacate : vacates_) {
+    give_back(vacate.chunk, vacate.tier);
+  }
+}
+
 ChunkId Policy::add_chunk(const ChunkInfo& info) {
   const auto id = static_cast<ChunkId>(chunks_.size());
   chunks_.emplace_back(info);
   if (!try_take_room(id, info.home)) {
     chunks_.pop_back();
-    std::rethrow_exception(
-        out_of_memory(info.home, info.room_bytes[index_of(info.home)], describe(info) + " to rest there", true));
+    std::rethrow_exception(out_of_memory({.tier = info.home,
+                                          .bytes = info.room_bytes[index_of(info.home)],
+                                          .what = describe(info) + " to rest there",
+                                          .for_chunk = true,
+                                          .evicts = false}));
   }
   return id;
 }
@@ -47,8 +67,14 @@ ChunkId Policy::add_chunk(const ChunkInfo& info) {
 void Policy::submit(Request& request) {
   request.verdict = Request::Verdict::waiting;
   request.held.clear();
+  const auto unknown = std::find_if(request.accesses.begin(), request.accesses.end(),
+                                    [&](const Access& access) { return access.chunk >= chunks_.size(); });
   if (failure_) {
     refuse(request, failure_);
+  } else if (unknown != request.accesses.end()) {
+    refuse(request,
+           std::make_exception_ptr(LogicError("policy: chunk " + std::to_string(unknown->chunk) + " is wanted, of " +
+                                              std::to_string(chunks_.size()) + " that are registered")));
   } else if (request.accesses.empty()
                  ? budgets_[index_of(Tier::device)]->try_reserve(request.program_kind, request.program_bytes)
                  : grantable_now(request)) {
@@ -108,7 +134,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
       chunk.step(transfer.from, CopyStep::stay);
     }
   }
-  if (transfer.to == chunk.info().home && ++chunk.at(transfer.to).failed_writes >= write_attempts) {
+  if (!transfer.fill && transfer.to == chunk.info().home && ++chunk.at(transfer.to).failed_writes >= write_attempts) {
     fail(error);
   }
   drop_if_dead(transfer.chunk);
@@ -161,17 +187,21 @@ std::optional<Transfer> Policy::next_transfer() {
 
 bool Policy::grantable_now(const Request& request) const {
   return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const Access& access) {
-    const Residency& chunk = chunks_.at(access.chunk);
+    const Residency& chunk = chunks_[access.chunk];
     if (chunk.at(access.tier).state != CopyState::valid) {
       return false;
     }
-    return access.mode == AccessMode::read || (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier));
+    const auto conflicts = [&](const Access& other) {
+      return other.chunk == access.chunk && other.tier != access.tier;
+    };
+    return access.mode == AccessMode::read ||
+           (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier) &&
+            std::none_of(request.accesses.begin(), request.accesses.end(), conflicts));
   });
 }
 
 void Policy::grant(Request& request) {
-  const std::uint64_t program_bytes =
-      budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)];
+  const std::uint64_t program_bytes = budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)];
   for (std::size_t i = 0; i < request.accesses.size(); ++i) {
     const Access& access = request.accesses[i];
     if (request.held.empty() || !request.held[i]) {
@@ -211,7 +241,8 @@ Policy::Progress Policy::advance_program(Request& request) {
   Budget& budget = *budgets_[index_of(Tier::device)];
   while (!budget.try_reserve(request.program_kind, request.program_bytes)) {
     if (!make_room(Tier::device, request.program_bytes, false)) {
-      refuse(request, out_of_memory(Tier::device, request.program_bytes, "a tensor of the program", false));
+      refuse(request,
+             out_of_memory({.tier = Tier::device, .bytes = request.program_bytes, .what = "a tensor of the program"}));
       return Progress::done;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(Tier::device)] > 0) {
@@ -224,6 +255,12 @@ Policy::Progress Policy::advance_program(Request& request) {
 
 Policy::Progress Policy::advance_accesses(Request& request) {
   request.held.resize(request.accesses.size(), false);
+  // What is there already first, so that it is not evicted to make room for the rest.
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    if (chunks_[request.accesses[i].chunk].at(request.accesses[i].tier).readable()) {
+      hold(request, i);
+    }
+  }
   bool all_there = true;
   for (std::size_t i = 0; i < request.accesses.size(); ++i) {
     all_there = advance_access(request, i) && all_there;
@@ -256,17 +293,18 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     }
     const std::uint64_t room = chunk.info().room_bytes[index_of(access.tier)];
     if (!make_room(access.tier, room, true)) {
-      refuse(request, out_of_memory(access.tier, room, describe(chunk.info()), true));
+      refuse(request, out_of_memory({.tier = access.tier,
+                                     .bytes = room,
+                                     .what = describe(chunk.info()),
+                                     .for_chunk = true,
+                                     .further_bytes = room_wanted_after(request, position)}));
       return false;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(access.tier)] > 0) {
       return false;
     }
   }
-  if (!request.held[position]) {
-    request.held[position] = true;
-    pin(access);
-  }
+  hold(request, position);
   if (chunk.at(access.tier).state == CopyState::reserved) {
     start_arrival(access.chunk, access.tier);
   }
@@ -274,6 +312,28 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     return false;
   }
   return !writes || !chunk.in_flight();
+}
+
+std::uint64_t Policy::room_wanted_after(const Request& request, std::size_t position) const {
+  const Tier tier = request.accesses[position].tier;
+  std::vector<ChunkId> counted{request.accesses[position].chunk};
+  std::uint64_t room = 0;
+  for (const Access& access : request.accesses.subspan(position + 1)) {
+    const Residency& chunk = chunks_[access.chunk];
+    if (access.tier == tier && chunk.info().home != tier && chunk.at(tier).pins == 0 &&
+        std::find(counted.begin(), counted.end(), access.chunk) == counted.end()) {
+      room += chunk.info().room_bytes[index_of(tier)];
+      counted.push_back(access.chunk);
+    }
+  }
+  return room;
+}
+
+void Policy::hold(Request& request, std::size_t position) {
+  if (!request.held[position]) {
+    request.held[position] = true;
+    pin(request.accesses[position]);
+  }
 }
 
 void Policy::start_arrival(ChunkId id, Tier to) {
@@ -384,9 +444,12 @@ std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) c
 std::optional<ChunkId> Policy::victim(Tier tier) const {
   std::optional<ChunkId> oldest;
   for (ChunkId id = 0; id < chunks_.size(); ++id) {
-    const Residency::Copy& copy = chunks_[id].at(tier);
-    if (copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing == 0 && chunks_[id].info().home != tier &&
-        (!oldest || copy.last_use < chunks_[*oldest].at(tier).last_use)) {
+    const Residency& chunk = chunks_[id];
+    const Residency::Copy& copy = chunk.at(tier);
+    // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
+    const bool can_leave = chunk.readable_elsewhere(tier) || chunk.at(chunk.info().home).state != CopyState::arriving;
+    if (copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing == 0 && chunk.info().home != tier &&
+        can_leave && (!oldest || copy.last_use < chunks_[*oldest].at(tier).last_use)) {
       oldest = id;
     }
   }
@@ -416,29 +479,36 @@ void Policy::drop_if_dead(ChunkId id) {
   }
 }
 
-std::exception_ptr Policy::out_of_memory(Tier tier, std::uint64_t bytes, const std::string& what,
-                                         bool for_chunk) const {
+std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
+  const Tier tier = lack.tier;
   const std::size_t at = index_of(tier);
   const Budget& budget = *budgets_[at];
   std::uint64_t evictable = 0;
   for (const Residency& chunk : chunks_) {
-    if (chunk.at(tier).state == CopyState::valid && chunk.at(tier).pins == 0 && chunk.info().home != tier) {
+    if (lack.evicts && chunk.at(tier).state == CopyState::valid && chunk.at(tier).pins == 0 &&
+        chunk.info().home != tier) {
       evictable += chunk.info().room_bytes[at];
     }
   }
+  const std::uint64_t wanted = lack.bytes + lack.further_bytes;
   const std::string name(name_of(tier));
-  std::string message = name + ": " + format_bytes(bytes) + " for " + what + " do not fit; " + budget.describe();
+  std::string message =
+      name + ": " + format_bytes(lack.bytes) + " for " + lack.what + " do not fit; " + budget.describe();
   const std::uint64_t held_chunks = chunk_bytes_[at] - std::min(evictable, chunk_bytes_[at]);
-  if (for_chunk && tier == Tier::device && held_chunks + bytes > device_chunk_limit_) {
-    message += "; chunks hold " + format_bytes(chunk_bytes_[at]) + " of device.chunks " +
-               format_bytes(device_chunk_limit_);
-    return std::make_exception_ptr(OutOfMemory(message, "raise device.chunks (with room for it in device.memory) to at "
-                                                        "least " + format_bytes(held_chunks + bytes) +
-                                                        ", or make chunks smaller by placement.chunk"));
+  if (lack.for_chunk && tier == Tier::device && held_chunks + wanted > device_chunk_limit_) {
+    message +=
+        "; chunks hold " + format_bytes(chunk_bytes_[at]) + " of device.chunks " + format_bytes(device_chunk_limit_);
+    return std::make_exception_ptr(OutOfMemory(message,
+                                               "raise device.chunks (with room for it in device.memory) to at "
+                                               "least " +
+                                                   format_bytes(held_chunks + wanted) +
+                                                   ", or make chunks smaller by placement.chunk"));
   }
   const std::uint64_t held = budget.used() - std::min(evictable, budget.used());
-  message += "; " + format_bytes(held) + " of it cannot leave now";
-  std::string hint = "raise " + name + ".memory to at least " + format_bytes(held + bytes);
+  if (lack.evicts) {
+    message += "; " + format_bytes(held) + " of it cannot leave now";
+  }
+  std::string hint = "raise " + name + ".memory to at least " + format_bytes(held + wanted);
   if (tier == Tier::device) {
     hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
   }
@@ -483,7 +553,7 @@ void Policy::check_invariants() const {
     require(budgets_[at]->used() <= budgets_[at]->capacity(), "no tier is over its budget");
   }
   require(chunk_bytes_[index_of(Tier::device)] <= device_chunk_limit_, "device chunks stay within their limit");
-  const bool something_comes = in_flight_ > 0 || !vacates_.empty();
+  const bool something_comes = in_flight_ > 0 || vacating_bytes_ != std::array<std::uint64_t, tier_count>{};
   require(queue_.empty() || something_comes, "who waits, waits for something in flight");
   for (std::size_t i = 1; i < queue_.size(); ++i) {
     require(queue_[i]->held.empty(), "only the first of the queue holds pins");

@@ -60,6 +60,8 @@ class Policy {
   /// `budgets` outlive the policy. `device_chunk_limit` bounds the bytes of chunks on the device, within
   /// its budget.
   Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit);
+  /// Gives all room back to the budgets; by then the memory behind it is free.
+  ~Policy();
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
 
@@ -109,6 +111,9 @@ class Policy {
   Progress advance_accesses(Request& request);
   /// Whether the access holds its pin with the bytes there; starts what is missing.
   bool advance_access(Request& request, std::size_t position);
+  /// Room on the tier of the access at `position` that the accesses after it need and do not hold.
+  std::uint64_t room_wanted_after(const Request& request, std::size_t position) const;
+  void hold(Request& request, std::size_t position);
   void start_arrival(ChunkId id, Tier to);
   void start_transfer(const Transfer& transfer);
   void pin(const Access& access);
@@ -123,7 +128,16 @@ class Policy {
   void vacate(ChunkId id, Tier tier);
   void drop_if_dead(ChunkId id);
 
-  std::exception_ptr out_of_memory(Tier tier, std::uint64_t bytes, const std::string& what, bool for_chunk) const;
+  /// Who lacks how much, for the message.
+  struct Lack {
+    Tier tier;
+    std::uint64_t bytes;
+    std::string what;
+    bool for_chunk = false;
+    std::uint64_t further_bytes = 0;  ///< what the same request needs besides
+    bool evicts = true;               ///< whether all that can leave was made to
+  };
+  std::exception_ptr out_of_memory(const Lack& lack) const;
 
   std::array<Budget*, tier_count> budgets_;
   std::uint64_t device_chunk_limit_;
@@ -131,12 +145,12 @@ class Policy {
   std::deque<Request*> queue_;
   std::deque<Vacate> vacates_;
   std::deque<Transfer> transfers_;
-  std::array<std::uint64_t, tier_count> chunk_bytes_{};       ///< chunks' share of each budget
+  std::array<std::uint64_t, tier_count> chunk_bytes_{};  ///< chunks' share of each budget
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
-  std::array<std::uint64_t, tier_count> vacating_bytes_{};    ///< issued as Vacate, not yet reported
-  std::array<std::uint64_t, tier_count> leaving_bytes_{};     ///< to be vacated when their write-back is done
-  std::uint64_t in_flight_ = 0;                               ///< transfers issued, not yet reported
-  std::uint64_t clock_ = 0;                                   ///< logical time of uses
+  std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported
+  std::array<std::uint64_t, tier_count> leaving_bytes_{};   ///< to be vacated when their write-back is done
+  std::uint64_t in_flight_ = 0;                             ///< transfers issued, not yet reported
+  std::uint64_t clock_ = 0;                                 ///< logical time of uses
   std::exception_ptr failure_;
   Schedule schedule_;
 };

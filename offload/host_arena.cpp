@@ -115,13 +115,14 @@ std::size_t HostArena::touched_bytes() const {
   return (granule_count_ - untouched_.size()) * granule_bytes_;
 }
 
-std::size_t HostArena::choose_granule(std::uint64_t smallest_chunk_bytes) {
-  if (smallest_chunk_bytes == 0 || smallest_chunk_bytes % kAlignmentBytes != 0) {
-    throw LogicError("host: a chunk of " + std::to_string(smallest_chunk_bytes) + " B is not a multiple of 4096 B");
+std::size_t HostArena::choose_granule(std::uint64_t chunk_bytes) {
+  if (chunk_bytes == 0 || chunk_bytes % kAlignmentBytes != 0) {
+    throw LogicError("host: a chunk of " + std::to_string(chunk_bytes) + " B is not a multiple of 4096 B");
   }
-  std::size_t granule = kMostGranuleBytes;
-  while (smallest_chunk_bytes % granule != 0) granule -= kAlignmentBytes;
-  return granule;
+  const std::uint64_t most = std::clamp<std::uint64_t>(chunk_bytes / 8, kAlignmentBytes, kMostGranuleBytes);
+  std::uint64_t granule = most / kAlignmentBytes * kAlignmentBytes;
+  while (chunk_bytes % granule != 0) granule -= kAlignmentBytes;
+  return static_cast<std::size_t>(granule);
 }
 
 }  // namespace terrace

@@ -1,7 +1,5 @@
 #include "tools/dataset.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -12,6 +10,8 @@
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include <ATen/ATen.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -30,48 +30,54 @@ constexpr std::uint64_t kShuffleSeed = 0x7e22ace;  // fixed, so that every run h
   throw ConfigError("data: " + path.string() + ": " + why, hint);
 }
 
+[[noreturn]] void refuse_unreadable(const fs::path& path) {
+  refuse(path, "cannot be read: " + std::generic_category().message(errno), "make it readable, or leave it out");
+}
+
 struct CloseFile {
   void operator()(std::FILE* file) const noexcept { std::fclose(file); }
 };
 
-/// Appends to `bytes` until the file ends or `most` bytes have been read. Reads nothing of a file that is not text,
-/// if `text_only`. Returns the bytes read.
-std::size_t append(const fs::path& path, bool text_only, std::size_t most, std::vector<std::uint8_t>& bytes) {
-  const auto fail = [&] {
-    refuse(path, "cannot be read: " + std::generic_category().message(errno), "make it readable, or leave it out");
-  };
-  const std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "rb"));
-  if (!file) fail();
+std::unique_ptr<std::FILE, CloseFile> open(const fs::path& path) {
+  std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "rb"));
+  if (!file) refuse_unreadable(path);
+  return file;
+}
+
+bool looks_like_text(const fs::path& path) {
+  const auto file = open(path);
+  std::array<char, kProbe> probe;
+  const std::size_t got = std::fread(probe.data(), 1, probe.size(), file.get());
+  if (std::ferror(file.get()) != 0) refuse_unreadable(path);
+  return std::find(probe.begin(), probe.begin() + got, '\0') == probe.begin() + got;
+}
+
+/// Appends what is in the file, `most` bytes at most.
+void append(const fs::path& path, std::uint64_t most, std::vector<std::uint8_t>& bytes) {
+  const auto file = open(path);
   std::array<std::uint8_t, 64 << 10> block;
-  std::size_t total = 0;
-  while (total < most) {
-    errno = 0;
-    const std::size_t got = std::fread(block.data(), 1, std::min(block.size(), most - total), file.get());
-    if (std::ferror(file.get()) != 0) fail();
-    if (total == 0 && text_only) {
-      const auto probe = block.begin() + static_cast<std::ptrdiff_t>(std::min(got, kProbe));
-      if (std::find(block.begin(), probe, 0) != probe) return 0;
-    }
+  while (most > 0) {
+    const std::size_t got = std::fread(block.data(), 1, std::min<std::uint64_t>(block.size(), most), file.get());
+    if (std::ferror(file.get()) != 0) refuse_unreadable(path);
     if (got == 0) break;
-    bytes.insert(bytes.end(), block.begin(), block.begin() + static_cast<std::ptrdiff_t>(got));
-    total += got;
+    bytes.insert(bytes.end(), block.begin(), block.begin() + got);
+    most -= got;
   }
-  return total;
 }
 
 struct File {
   fs::path path;
-  bool text_only;  // found in a folder, not named
   std::uint64_t size;
 };
 
-/// The regular files in a folder, sorted by where they are in it, so that it does not matter where the folder is.
-std::vector<fs::path> files_in(const fs::path& folder) {
+/// The text files in a folder, sorted by where they are in it, so that it does not matter where the folder is.
+std::vector<fs::path> texts_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
   for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     std::error_code dangling;
-    if (entry->is_regular_file(dangling)) found.push_back(entry->path().lexically_relative(folder));
+    if (entry->is_regular_file(dangling) && looks_like_text(entry->path()))
+      found.push_back(entry->path().lexically_relative(folder));
   }
   if (error) refuse(folder, "cannot be listed: " + error.message(), "make it readable, or name its files one by one");
   std::sort(found.begin(), found.end());
@@ -83,11 +89,11 @@ std::vector<File> list_files(const std::vector<fs::path>& paths) {
   if (paths.empty()) throw ConfigError("data: no path was given", "name text files or folders: --data PATH...");
   std::vector<File> files;
   std::set<fs::path> seen;  // a file named twice would be learnt and held out
-  const auto add = [&](const fs::path& path, bool text_only) {
+  const auto add = [&](const fs::path& path) {
     std::error_code error;
     if (!seen.insert(fs::canonical(path, error)).second) return;
     const std::uintmax_t size = fs::file_size(path, error);
-    files.push_back({path, text_only, error ? 0 : size});
+    files.push_back({path, error ? 0 : size});
   };
   for (const fs::path& path : paths) {
     std::error_code error;
@@ -97,9 +103,9 @@ std::vector<File> list_files(const std::vector<fs::path>& paths) {
     }
     if (error) refuse(path, error.message(), "give text files or folders that can be read");
     if (fs::is_directory(status)) {
-      for (const fs::path& file : files_in(path)) add(file, true);
+      for (const fs::path& file : texts_in(path)) add(file);
     } else if (fs::is_regular_file(status)) {
-      add(path, false);
+      add(path);
     } else {
       refuse(path, "is neither a file nor a folder", "give text files or folders");
     }
@@ -127,32 +133,23 @@ Dataset::Dataset(const std::vector<fs::path>& paths, std::int64_t sequence, std:
   shuffle(files);
   std::uint64_t listed = 0;
   for (const File& file : files) listed += file.size;
-  bool all = true;
-  for (const File& file : files) {
-    const std::size_t room = most_bytes - bytes_.size();
-    // Growing by doubling would touch up to three times the bytes.
-    if (bytes_.capacity() - bytes_.size() < std::min<std::uint64_t>(file.size, room)) {
-      bytes_.reserve(std::min(most_bytes, std::max(bytes_.size() + file.size, listed)));
-    }
-    const std::size_t read = append(file.path, file.text_only, room, bytes_);
-    if (read > 0) ++files_;
-    if (bytes_.size() == most_bytes) {
-      all = false;
-      break;
-    }
-  }
-  if (!all) {
-    log(LogLevel::warning, "data: read " + format_bytes(most_bytes) + " of " + std::to_string(files_) + " files of " +
-                               std::to_string(files.size()) + ", picked at random; that is the most it reads");
+  bytes_.reserve(std::min(listed, most_bytes));  // growing step by step would take up to three times the bytes
+  for (const File& file : files) append(file.path, most_bytes - bytes_.size(), bytes_);
+  if (listed > most_bytes) {
+    log(LogLevel::warning, "data: reading " + format_bytes(most_bytes) + " of " + format_bytes(listed) + " in " +
+                               std::to_string(files.size()) + " files, picked at random: that is the most it reads");
   }
 
   const std::size_t window = static_cast<std::size_t>(sequence) + 1;  // a sequence and the token after it
   if (bytes_.size() < 2 * window) {
-    const std::string what = bytes_.empty() ? "there is no text to learn" : "has " + std::to_string(bytes_.size()) +
-                             " bytes of text; a sequence of " + std::to_string(sequence) + " tokens to learn and " +
-                             "another to hold out need " + std::to_string(2 * window);
-    refuse(names_of(paths), what,
-           bytes_.empty() ? "give files or folders with text: --data PATH..." : "give more text, or lower model.sequence");
+    const std::string what = bytes_.empty()
+                                 ? "there is no text to learn"
+                                 : "has " + std::to_string(bytes_.size()) + " bytes of text; a sequence of " +
+                                       std::to_string(sequence) + " tokens to learn and " +
+                                       "another to hold out need " + std::to_string(2 * window);
+    refuse(
+        names_of(paths), what,
+        bytes_.empty() ? "give files or folders with text: --data PATH..." : "give more text, or lower model.sequence");
   }
   const auto share = static_cast<std::size_t>(static_cast<double>(bytes_.size()) * kHeldOut);
   training_bytes_ = bytes_.size() - std::max(share, window);

@@ -1,13 +1,11 @@
 /// Text to learn: the bytes of files and folders, each byte a token.
 ///
-/// Files are put one after another in a shuffled order that depends on the set of files only, and the last 5% of the
-/// bytes are held out: files of all folders, not only those whose names come last. Which bytes are drawn for training
+/// Files are put one after another in a shuffled order, the same in every run, and the last 5% of the bytes are held
+/// out: files of all folders, not only those whose names come last. Which bytes are drawn for training
 /// depends on the caller's generator only, never on LibTorch's, so two runs with one seed see the same data.
 ///
 /// Immutable; thread-safe. The bytes are the only copy it keeps.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +13,8 @@
 #include <random>
 #include <span>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace terrace {
 
@@ -48,14 +48,12 @@ class Dataset {
   std::span<const std::uint8_t> training() const { return std::span(bytes_).first(training_bytes_); }
   std::span<const std::uint8_t> held_out() const { return std::span(bytes_).subspan(training_bytes_); }
   std::int64_t sequence() const noexcept { return sequence_; }
-  std::size_t files() const noexcept { return files_; }
 
  private:
   Batch batch(std::span<const std::uint8_t> bytes, const std::vector<std::size_t>& begins) const;
 
   std::vector<std::uint8_t> bytes_;
   std::size_t training_bytes_ = 0;
-  std::size_t files_ = 0;
   std::int64_t sequence_;
 };
 

@@ -26,10 +26,10 @@ nn::LayerNorm norm(std::int64_t width) { return nn::LayerNorm(nn::LayerNormOptio
 
 void GptOptions::validate() const {
   if (width % heads == 0) return;
-  throw ConfigError("model.width (" + std::to_string(width) + ") is not a multiple of model.heads (" +
-                        std::to_string(heads) + ")",
-                    "each head has width / heads channels: set model.width to " +
-                        std::to_string((width / heads + 1) * heads) + ", or change model.heads");
+  throw ConfigError(
+      "model.width (" + std::to_string(width) + ") is not a multiple of model.heads (" + std::to_string(heads) + ")",
+      "each head has width / heads channels: set model.width to " + std::to_string((width / heads + 1) * heads) +
+          ", or change model.heads");
 }
 
 GptLayerImpl::GptLayerImpl(const GptOptions& options) : heads_(options.heads) {

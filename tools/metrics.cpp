@@ -1,0 +1,56 @@
+#include "tools/metrics.h"
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace terrace {
+namespace {
+
+[[noreturn]] void fail(const std::string& attempt, const std::filesystem::path& path) {
+  throw IoError(attempt + " " + path.string() + " failed: " + std::generic_category().message(errno),
+                "give a path that can be written, on a disk with free space");
+}
+
+}  // namespace
+
+std::string to_json(const StepMetrics& metrics) {
+  nlohmann::ordered_json json;
+  json["step"] = metrics.step;
+  json["loss"] = metrics.loss;
+  json["learning_rate"] = metrics.learning_rate;
+  json["gradient_norm"] = nullptr;
+  if (metrics.gradient_norm) json["gradient_norm"] = *metrics.gradient_norm;
+  json["tokens"] = metrics.tokens;
+  json["seconds"] = metrics.seconds;
+  json["tokens_per_second"] = metrics.tokens_per_second();
+  json["stall_seconds"] = metrics.stall_seconds;
+  for (const Tier tier : all_tiers) json[std::string(name_of(tier)) + "_bytes"] = metrics.peak_bytes[index_of(tier)];
+  for (const Link link : all_links) json["bytes_moved"][name_of(link)] = metrics.bytes_moved[index_of(link)];
+  return json.dump();
+}
+
+MetricsFile::MetricsFile(std::filesystem::path path) : path_(std::move(path)) {
+  errno = 0;
+  file_.open(path_, std::ios::binary | std::ios::trunc);
+  if (!file_) fail("metrics: opening", path_);
+}
+
+void MetricsFile::write(const StepMetrics& metrics) {
+  errno = 0;
+  file_ << to_json(metrics) << '\n' << std::flush;
+  if (!file_) fail("metrics: writing to", path_);
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text << std::flush;
+  if (!file) fail("writing", path);
+}
+
+}  // namespace terrace

@@ -1,0 +1,158 @@
+#include "tools/report.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "tools/text_table.h"
+
+namespace terrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Rows = std::vector<std::vector<std::string>>;
+
+template <class... Values>
+std::string formatted(const char* format, Values... values) {
+  std::array<char, 300> text;
+  std::snprintf(text.data(), text.size(), format, values...);
+  return text.data();
+}
+
+std::string bytes_or_dash(std::uint64_t bytes) { return bytes == 0 ? "-" : format_bytes(bytes); }
+
+/// What a terminal can show whatever the bytes are.
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (const char byte : text) {
+    const auto code = static_cast<unsigned char>(byte);
+    const bool plain = byte == '\n' || byte == '\t' || (code >= 0x20 && code < 0x7f);
+    shown += plain ? std::string(1, byte) : formatted("\\x%02x", static_cast<unsigned>(code));
+  }
+  return shown;
+}
+
+std::string memory_table(const MemoryUsage& usage) {
+  std::vector<Tier> tiers;
+  for (const Tier tier : all_tiers) {
+    if (usage.capacity(tier) > 0) tiers.push_back(tier);
+  }
+  Rows rows;
+  const auto add = [&](std::string name, auto bytes_of) {
+    rows.push_back({std::move(name)});
+    for (const Tier tier : tiers) rows.back().push_back(bytes_of(tier));
+  };
+  add("peak bytes", [](Tier tier) { return std::string(name_of(tier)); });
+  for (const Kind kind : all_kinds) {
+    add("  " + std::string(name_of(kind)), [&](Tier tier) { return bytes_or_dash(usage.peak(tier, kind)); });
+  }
+  add("  of these, in chunks", [&](Tier tier) { return bytes_or_dash(usage.chunk_peak(tier)); });
+  add("all at one time", [&](Tier tier) { return format_bytes(usage.peak(tier)); });
+  add("budget", [&](Tier tier) { return format_bytes(usage.capacity(tier)); });
+  add("used", [&](Tier tier) {
+    return formatted("%.0f%%", 100 * static_cast<double>(usage.peak(tier)) / static_cast<double>(usage.capacity(tier)));
+  });
+  return format_table(rows);
+}
+
+std::string moved_table(const Report& report) {
+  Rows rows{{"moved", "in all", "a step"}};
+  const auto steps = static_cast<std::uint64_t>(report.steps > 0 ? report.steps : 1);
+  for (const Link link : all_links) {
+    const std::uint64_t bytes = report.usage.moved(link);
+    rows.push_back({"  " + std::string(name_of(link)), bytes_or_dash(bytes), bytes_or_dash(bytes / steps)});
+  }
+  return format_table(rows);
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(std::min(line.find(": ") + 2, line.size()));
+  }
+  return "";
+}
+
+Json machine(int threads) {
+  Json json;
+  json["cpu"] = cpu_model();
+  json["cores"] = sysconf(_SC_NPROCESSORS_ONLN);
+  json["threads"] = threads;
+  json["memory_bytes"] =
+      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  return json;
+}
+
+Json tier_json(const MemoryUsage& usage, Tier tier) {
+  Json json;
+  json["budget_bytes"] = usage.capacity(tier);
+  json["peak_bytes"] = usage.peak(tier);
+  json["chunk_peak_bytes"] = usage.chunk_peak(tier);
+  for (const Kind kind : all_kinds) json["peak_bytes_by_kind"][name_of(kind)] = usage.peak(tier, kind);
+  return json;
+}
+
+}  // namespace
+
+std::string to_text(const Report& report) {
+  std::string text =
+      formatted("%s %lld of %lld steps: %lld tokens in %s, %.0f tokens/s, stalled %.0f%%, last loss %.4f\n",
+                report.interrupted ? "interrupted after" : "trained", static_cast<long long>(report.steps),
+                static_cast<long long>(report.planned_steps), static_cast<long long>(report.tokens),
+                format_duration(report.seconds).c_str(), report.tokens_per_second(),
+                report.seconds > 0 ? 100 * report.stall_seconds / report.seconds : 0.0, report.loss);
+  text += formatted("%lld parameters, training state %s%s\n", static_cast<long long>(report.parameters),
+                    format_bytes(report.state_bytes).c_str(), report.managed ? "" : ", unmanaged");
+  if (report.held_out) {
+    text += formatted("held-out loss %.4f nats; unigram entropy of the same %lld bytes %.4f nats; ratio %.3f\n",
+                      report.held_out->loss, static_cast<long long>(report.held_out->bytes),
+                      report.held_out->byte_entropy, report.held_out->loss / report.held_out->byte_entropy);
+  }
+  if (report.sample) text += "\n--- sample ---\n" + printable(*report.sample) + "\n--------------\n";
+  if (report.managed) text += "\n" + memory_table(report.usage) + "\n" + moved_table(report);
+  return text;
+}
+
+std::string to_json(const Report& report) {
+  Json run;
+  run["name"] = "train";
+  run["managed"] = report.managed;
+  run["interrupted"] = report.interrupted;
+  run["parameters"] = report.parameters;
+  run["state_bytes"] = report.state_bytes;
+  run["steps"] = report.steps;
+  run["planned_steps"] = report.planned_steps;
+  run["tokens"] = report.tokens;
+  run["seconds"] = report.seconds;
+  run["tokens_per_second"] = report.tokens_per_second();
+  run["stall_seconds"] = report.stall_seconds;
+  run["loss"] = report.loss;
+  if (report.held_out) {
+    run["held_out"] = {{"loss", report.held_out->loss},
+                       {"byte_entropy", report.held_out->byte_entropy},
+                       {"bytes", report.held_out->bytes}};
+  }
+  if (report.sample) run["sample"] = *report.sample;
+  for (const Tier tier : all_tiers) run["tiers"][name_of(tier)] = tier_json(report.usage, tier);
+  for (const Link link : all_links) {
+    run["bytes_moved"][name_of(link)] = report.usage.moved(link);
+    for (const Kind kind : all_kinds) {
+      run["bytes_moved_by_kind"][name_of(link)][name_of(kind)] = report.usage.moved(link, kind);
+    }
+  }
+  Json json;
+  json["version"] = report_version;
+  json["machine"] = machine(report.threads);
+  json["cases"] = Json::array({std::move(run)});
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);  // a sample need not be UTF-8
+}
+
+}  // namespace terrace

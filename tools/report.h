@@ -1,0 +1,41 @@
+/// What a training run did, for people and for machines.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "memory/usage.h"
+#include "tools/metrics.h"
+
+namespace terrace {
+
+/// The format of what `to_json(Report)` gives; it goes up when a field changes its meaning.
+inline constexpr int report_version = 1;
+
+struct Report {
+  bool managed = true;
+  bool interrupted = false;
+  std::int64_t parameters = 0;
+  std::uint64_t state_bytes = 0;
+  std::int64_t steps = 0;  ///< done
+  std::int64_t planned_steps = 0;
+  std::int64_t tokens = 0;
+  double seconds = 0;  ///< of all steps
+  double stall_seconds = 0;
+  double loss = 0;  ///< of the last step
+  std::optional<HeldOut> held_out;
+  std::optional<std::string> sample;
+  int threads = 1;  ///< that compute used
+  MemoryUsage usage;
+
+  double tokens_per_second() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
+};
+
+/// The run in a few lines, the held-out loss, the sample, and tables of memory and of what moved.
+std::string to_text(const Report& report);
+
+/// One object: `version`, `machine`, and `cases` with one case, "train".
+std::string to_json(const Report& report);
+
+}  // namespace terrace

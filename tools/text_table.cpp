@@ -1,0 +1,54 @@
+#include "tools/text_table.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+
+namespace terrace {
+namespace {
+
+/// Characters, not bytes.
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char byte) { return (static_cast<unsigned>(byte) & 0xC0U) != 0x80U; }));
+}
+
+}  // namespace
+
+std::string format_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      widths[column] = std::max(widths[column], width_of(row[column]));
+    }
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t column = 0; column < row.size(); ++column) {
+      const std::string padding(widths[column] - width_of(row[column]), ' ');
+      line += column == 0 ? row[column] + padding : "  " + padding + row[column];
+    }
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
+std::string format_duration(double seconds) {
+  std::array<char, 40> text;
+  const auto whole = static_cast<long long>(std::max(seconds, 0.0) + 0.5);
+  if (seconds < 10) {
+    std::snprintf(text.data(), text.size(), "%.1fs", std::max(seconds, 0.0));
+  } else if (whole < 60) {
+    std::snprintf(text.data(), text.size(), "%llds", whole);
+  } else if (whole < 3600) {
+    std::snprintf(text.data(), text.size(), "%lldm%02llds", whole / 60, whole % 60);
+  } else {
+    std::snprintf(text.data(), text.size(), "%lldh%02lldm", whole / 3600, whole / 60 % 60);
+  }
+  return text.data();
+}
+
+}  // namespace terrace

@@ -1,0 +1,15 @@
+/// Tables and durations for people.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace terrace {
+
+/// Rows of cells as lines: the first column aligned left, the others right. Cells are UTF-8.
+std::string format_table(const std::vector<std::vector<std::string>>& rows);
+
+/// "4.2s", "3m05s", "2h14m".
+std::string format_duration(double seconds);
+
+}  // namespace terrace

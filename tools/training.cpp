@@ -1,0 +1,175 @@
+#include "tools/training.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <numbers>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace terrace {
+namespace {
+
+constexpr double kLastRate = 0.1;  // of the highest
+constexpr double kTemperature = 0.8;
+
+GptOptions gpt_options(const Config::Model& model) {
+  return {.layers = model.layers, .heads = model.heads, .width = model.width, .sequence = model.sequence};
+}
+
+/// In [0, 1), from 53 bits: the standard's distributions differ between libraries.
+double uniform(std::mt19937_64& generator) { return static_cast<double>(generator() >> 11U) * 0x1p-53; }
+
+}  // namespace
+
+double learning_rate_at(const Config::Train& train, std::int64_t step) {
+  if (step < train.warmup)
+    return train.learning_rate * static_cast<double>(step + 1) / static_cast<double>(train.warmup);
+  const auto rest = static_cast<double>(std::max<std::int64_t>(train.steps - train.warmup, 1));
+  const double cosine = std::cos(std::numbers::pi * static_cast<double>(step - train.warmup) / rest);
+  return train.learning_rate * (kLastRate + (1 - kLastRate) * 0.5 * (1 + cosine));
+}
+
+/// Ops throw LibTorch's errors; why they failed is with the session.
+template <class Function>
+auto Training::typed(Function&& function) {
+  try {
+    return function();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {
+    if (session_ && session_->last_error()) std::rethrow_exception(session_->last_error());
+    throw;
+  }
+}
+
+Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
+    : config_(config), dataset_(dataset), generator_(config.train.seed) {
+  gpt_options(config.model).validate();  // before anything is taken from the tiers
+  if (!unmanaged) session_.emplace(config);
+  typed([&] { build(); });
+  usage_ = usage();
+}
+
+void Training::build() {
+  torch::manual_seed(config_.train.seed);
+  const auto make = [&] {
+    Gpt model(gpt_options(config_.model));
+    if (config_.model.dtype == "bfloat16") model->to(torch::kBFloat16);
+    return model;
+  };
+  const auto options = torch::optim::AdamWOptions(config_.train.learning_rate)
+                           .betas({0.9, 0.95})
+                           .weight_decay(config_.train.weight_decay);
+  if (session_) {
+    model_ = session_->construct(make);
+    session_->manage(*model_);
+    device_ = session_->device();
+    optimizer_.emplace(*session_, parameter_groups(*model_, options), options);
+  } else {
+    model_ = make();
+    optimizer_.emplace(parameter_groups(*model_, options), options);
+  }
+  optimizer_->max_gradient_norm(config_.train.max_gradient_norm);
+}
+
+StepMetrics Training::step() {
+  const Stopwatch watch;
+  StepMetrics metrics;
+  metrics.learning_rate = learning_rate_at(config_.train, steps_done_);
+  typed([&] {
+    for (auto& group : optimizer_->param_groups()) group.options().set_lr(metrics.learning_rate);
+    metrics.loss = accumulate_gradients();
+    optimizer_->step();
+    optimizer_->zero_grad();
+  });
+  metrics.step = ++steps_done_;
+  metrics.gradient_norm = optimizer_->gradient_norm();
+  metrics.tokens = config_.train.micro_batch * config_.train.accumulate * config_.model.sequence;
+
+  const MemoryUsage before = std::exchange(usage_, usage());
+  metrics.stall_seconds = usage_.stall_seconds - before.stall_seconds;
+  for (const Tier tier : all_tiers) metrics.peak_bytes[index_of(tier)] = usage_.step_peak(tier);
+  for (const Link link : all_links) metrics.bytes_moved[index_of(link)] = usage_.moved(link) - before.moved(link);
+  metrics.seconds = watch.elapsed_seconds();
+  return metrics;
+}
+
+/// Returns the mean loss. Nothing of the graphs is left when it returns.
+double Training::accumulate_gradients() {
+  const auto parts = static_cast<double>(config_.train.accumulate);
+  double sum = 0;
+  for (std::int64_t part = 0; part < config_.train.accumulate; ++part) {
+    const Batch batch = dataset_.training_batch(generator_, config_.train.micro_batch);
+    const at::Tensor loss = model_->forward(batch.tokens.to(device_), batch.targets.to(device_));
+    sum += static_cast<double>(loss.item<float>());
+    (loss / parts).backward();
+  }
+  return sum / parts;
+}
+
+HeldOut Training::evaluate(std::int64_t batches, const std::function<bool()>& stop) {
+  const std::int64_t sequences = std::min(config_.train.micro_batch, dataset_.held_out_sequences());
+  const std::int64_t count = std::min(batches, dataset_.held_out_sequences() / sequences);
+  const torch::NoGradGuard no_gradients;
+  ByteCounts bytes;
+  HeldOut result;
+  double sum = 0;
+  std::int64_t done = 0;
+  for (; done < count && !stop(); ++done) {
+    const Batch batch = dataset_.held_out_batch(done, count, sequences);
+    bytes.add(batch.targets);
+    sum += typed([&] {
+      return static_cast<double>(model_->forward(batch.tokens.to(device_), batch.targets.to(device_)).item<float>());
+    });
+  }
+  result.loss = done > 0 ? sum / static_cast<double>(done) : 0;
+  result.byte_entropy = bytes.entropy();
+  result.bytes = done * sequences * dataset_.sequence();
+  return result;
+}
+
+std::string Training::sample(const std::string& prompt, std::int64_t count, const std::function<bool()>& stop) {
+  const torch::NoGradGuard no_gradients;
+  std::mt19937_64 generator(config_.train.seed);
+  std::string text = prompt.empty() ? "\n" : prompt;
+  for (std::int64_t i = 0; i < count && !stop(); ++i) {
+    text.push_back(static_cast<char>(typed([&] { return next_byte(text, generator); })));
+  }
+  return text;
+}
+
+std::uint8_t Training::next_byte(const std::string& text, std::mt19937_64& generator) {
+  const auto seen = std::min<std::int64_t>(static_cast<std::int64_t>(text.size()), config_.model.sequence);
+  const at::Tensor tokens = at::empty({1, seen}, at::kLong);
+  std::transform(text.end() - seen, text.end(), tokens.mutable_data_ptr<std::int64_t>(),
+                 [](char byte) { return static_cast<std::int64_t>(static_cast<std::uint8_t>(byte)); });
+  const at::Tensor logits = model_->logits(tokens.to(device_)).select(1, seen - 1).flatten().to(at::kCPU).contiguous();
+  const float* values = logits.const_data_ptr<float>();
+  const double highest = *std::max_element(values, values + GptOptions::vocabulary);
+  std::vector<double> weights(GptOptions::vocabulary);
+  double total = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    total += weights[i] = std::exp((static_cast<double>(values[i]) - highest) / kTemperature);
+  }
+  double left = uniform(generator) * total;
+  std::size_t chosen = 0;
+  while (chosen + 1 < weights.size() && left >= weights[chosen]) left -= weights[chosen++];
+  return static_cast<std::uint8_t>(chosen);
+}
+
+std::int64_t Training::parameters() const {
+  std::int64_t sum = 0;
+  for (const at::Tensor& parameter : model_->parameters()) sum += parameter.numel();
+  return sum;
+}
+
+std::uint64_t Training::state_bytes() const {
+  // fp32: parameter, gradient, two moments. bf16: a half each of the first two, and an fp32 master.
+  return static_cast<std::uint64_t>(parameters()) * 16;
+}
+
+}  // namespace terrace

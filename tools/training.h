@@ -1,0 +1,69 @@
+/// A GPT in training: with a session across the tiers, or unmanaged, as plain LibTorch with everything in memory.
+/// The same configuration gives the same losses either way.
+///
+/// What fails because of the session throws the session's typed error (OutOfMemory, IoError, CorruptData).
+/// Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <random>
+#include <string>
+
+#include <torch/torch.h>
+
+#include "base/config.h"
+#include "integration/adamw.h"
+#include "integration/session.h"
+#include "memory/usage.h"
+#include "tools/dataset.h"
+#include "tools/gpt.h"
+#include "tools/metrics.h"
+
+namespace terrace {
+
+/// Of `count` in a schedule of `steps`: a linear warm-up, then a cosine down to a tenth of the highest rate.
+double learning_rate_at(const Config::Train& train, std::int64_t step);
+
+class Training {
+ public:
+  /// Builds the model. `dataset` must outlive this.
+  Training(const Config& config, const Dataset& dataset, bool unmanaged);
+
+  StepMetrics step();
+
+  /// The mean loss over `batches` held-out batches, or as many as there are. Stops early, with what it has, when
+  /// `stop` says so.
+  HeldOut evaluate(std::int64_t batches, const std::function<bool()>& stop);
+
+  /// `count` bytes that follow the prompt, drawn at a temperature of 0.8. Each prediction sees the last
+  /// `model.sequence` bytes. Stops early when `stop` says so.
+  std::string sample(const std::string& prompt, std::int64_t count, const std::function<bool()>& stop);
+
+  std::int64_t steps_done() const noexcept { return steps_done_; }
+  std::int64_t parameters() const;
+  /// Bytes of parameters, gradients, masters and moments.
+  std::uint64_t state_bytes() const;
+  /// All zero where unmanaged.
+  MemoryUsage usage() const { return session_ ? session_->memory_usage() : MemoryUsage{}; }
+
+ private:
+  void build();
+  double accumulate_gradients();
+  std::uint8_t next_byte(const std::string& text, std::mt19937_64& generator);
+  template <class Function>
+  auto typed(Function&& function);
+
+  const Config config_;
+  const Dataset& dataset_;
+  std::optional<Session> session_;  // before what it manages, so that it ends after it
+  at::Device device_ = at::kCPU;
+  Gpt model_{nullptr};
+  std::optional<AdamW> optimizer_;
+  std::mt19937_64 generator_;  // of what is drawn from the dataset
+  std::int64_t steps_done_ = 0;
+  MemoryUsage usage_;  // at the end of the last step
+};
+
+}  // namespace terrace
