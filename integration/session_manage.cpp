@@ -23,13 +23,7 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// The states that an update of a parameter of `type` needs beside parameter and gradient.
-std::vector<Kind> states_of(at::ScalarType type) {
-  if (type == at::kFloat) {
-    return {Kind::momentum, Kind::variance};
-  }
-  return {Kind::master, Kind::momentum, Kind::variance};
-}
+bool needs_master(at::ScalarType type) { return type != at::kFloat; }
 
 void require_manageable(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&](const std::string& why) {
@@ -168,16 +162,18 @@ void SessionState::manage_buffer(const at::Tensor& buffer) {
 
 void SessionState::add_optimizer_chunks() {
   std::vector<ChunkRequest> requests;
-  for (std::uint32_t set = 0; set < chunk_sets_.size(); ++set) {
-    const SetInfo& info = set_infos_[set];
-    if (!info.trainable || chunk_sets_[set].momentum) {
-      continue;
-    }
-    if (info.type != at::kFloat && info.type != at::kBFloat16) {
-      throw LogicError(std::string("AdamW updates float32 and bfloat16 parameters, not ") + c10::toString(info.type));
-    }
-    for (const Kind kind : states_of(info.type)) {
-      requests.push_back({set, kind});
+  for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
+    for (std::uint32_t set = 0; set < chunk_sets_.size(); ++set) {
+      const SetInfo& info = set_infos_[set];
+      if (!info.trainable || chunk_sets_[set].momentum) {
+        continue;
+      }
+      if (info.type != at::kFloat && info.type != at::kBFloat16) {
+        throw LogicError(std::string("AdamW updates float32 and bfloat16 parameters, not ") + c10::toString(info.type));
+      }
+      if (kind != Kind::master || needs_master(info.type)) {
+        requests.push_back({set, kind});
+      }
     }
   }
   const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, 0);
@@ -235,10 +231,8 @@ std::uint64_t SessionState::update_room(std::uint32_t set) const {
   };
   std::uint64_t bytes = room(Kind::parameter);
   if (set_infos_[set].trainable) {
-    bytes += room(Kind::gradient);
-    for (const Kind kind : states_of(set_infos_[set].type)) {
-      bytes += room(kind);
-    }
+    bytes += room(Kind::gradient) + room(Kind::momentum) + room(Kind::variance);
+    bytes += needs_master(set_infos_[set].type) ? room(Kind::master) : 0;
   }
   return bytes;
 }

@@ -120,13 +120,12 @@ void AccessStream::release(const Pin& pin) noexcept {
   const Lock lock(mutex_);
   policy_.release(accesses);
   carry_out_vacates(lock);
-  if (policy_.waiting() > 0) {
-    changed_.notify_all();
-  }
+  changed_.notify_all();
 }
 
 void AccessStream::settle(Request& request, Lock& lock) {
   carry_out_vacates(lock);
+  changed_.notify_all();  // what was asked for may have moved on those who asked before
   if (request.verdict == Request::Verdict::waiting) {
     const Stopwatch stopwatch;
     while (request.verdict == Request::Verdict::waiting) {

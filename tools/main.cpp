@@ -18,8 +18,11 @@
 namespace terrace {
 namespace {
 
+/// A check that does not show in the help.
+CLI::Validator unnamed(CLI::Validator validator) { return validator.description(""); }
+
 constexpr const char* kTrainFooter =
-    "\nExample: a small model on any text, with 64 MiB on the device and the rest on the host:\n"
+    "Example: a small model on any text, with 64 MiB on the device and the rest on the host:\n"
     "  terrace train --data ~/notes --set device.memory=64MiB --set train.steps=200 --evaluate 16\n"
     "The same without Terrace, to compare loss and speed: add --unmanaged.\n"
     "\nExit codes: 0 done, 1 internal error, 2 bad usage, configuration or data, 3 a budget is too small,\n"
@@ -47,13 +50,13 @@ CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
   train->add_flag("--unmanaged", options.unmanaged, "Train with plain LibTorch, all in memory: the same losses");
   train->add_option("--stop-after", options.stop_after, "End after so many steps of train.steps")
       ->type_name("STEPS")
-      ->check(CLI::PositiveNumber);
+      ->check(unnamed(CLI::PositiveNumber));
   train->add_option("--evaluate", options.evaluate, "Held-out batches to measure after training")
       ->type_name("BATCHES")
-      ->check(CLI::NonNegativeNumber);
+      ->check(unnamed(CLI::NonNegativeNumber));
   train->add_option("--sample", options.sample, "Bytes to generate after training")
       ->type_name("BYTES")
-      ->check(CLI::NonNegativeNumber);
+      ->check(unnamed(CLI::NonNegativeNumber));
   train->add_option("--prompt", options.prompt, "What the sample continues")->type_name("TEXT");
   train->add_flag("--json", options.json, "Report as JSON");
   train->footer(kTrainFooter);
@@ -70,10 +73,10 @@ ExitCode run_train(TrainArguments& arguments) {
 }
 
 ExitCode run(int argc, char** argv) {
-  CLI::App app("Terrace trains models larger than the device's memory");
+  CLI::App app("Terrace trains models larger than the device's memory", "terrace");
   app.set_version_flag("--version", std::string("terrace ") + version);
   app.require_subcommand(1);
-  app.footer("\nExample:\n  terrace train --help");
+  app.footer("Example:\n  terrace train --help");
   TrainArguments arguments;
   const CLI::App* train = add_train(app, arguments);
   try {

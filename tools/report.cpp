@@ -116,8 +116,8 @@ std::string to_text(const Report& report) {
                       report.held_out->loss, static_cast<long long>(report.held_out->bytes),
                       report.held_out->byte_entropy, report.held_out->loss / report.held_out->byte_entropy);
   }
-  if (report.sample) text += "\n--- sample ---\n" + printable(*report.sample) + "\n--------------\n";
-  if (report.managed) text += "\n" + memory_table(report.usage) + "\n" + moved_table(report);
+  if (report.sample) text.append("\n--- sample ---\n").append(printable(*report.sample)).append("\n--------------\n");
+  if (report.managed) text.append("\n").append(memory_table(report.usage)).append("\n").append(moved_table(report));
   return text;
 }
 

@@ -50,7 +50,7 @@ gradients={host=0.5, nvme=0.5}
 optimizer={host=0.2, nvme=0.8}
 )",
      32 << 10, true},
-    {"auto_that_overflows_to_nvme", "[host]\nmemory='8MiB'\n", 160 << 10, true},
+    {"auto_that_overflows_to_nvme", "[host]\nmemory='5MiB'\n", 160 << 10, true},
     {"small_chunks", R"([host]
 memory='6MiB'
 [placement]
@@ -127,12 +127,12 @@ TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
   for (const Combination& combination : combinations) {
     SCOPED_TRACE(combination.name);
     MemoryUsage before;
-    bool all_cross = true;
+    std::string stayed;  // the kinds that crossed no link in some step
     const TrainingResult managed =
         train_small_gpt(options, config_for(combination, GetParam(), folder_), [&](Session& session) {
           const MemoryUsage usage = session.memory_usage();
           for (const Kind kind : kinds) {
-            all_cross = all_cross && crossed(usage, kind) > crossed(before, kind);
+            stayed += crossed(usage, kind) > crossed(before, kind) ? "" : std::string(name_of(kind)) + " ";
           }
           before = usage;
         });
@@ -151,8 +151,8 @@ TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
       EXPECT_EQ(kinds_sum, before.now(tier)) << name_of(tier);
     }
     EXPECT_LT(before.chunk_peak(Tier::device) * 4, parameter_bytes);
-    EXPECT_TRUE(all_cross || !combination.everything_crosses);
-    moving += all_cross ? 1 : 0;
+    EXPECT_TRUE(stayed.empty() || !combination.everything_crosses) << stayed;
+    moving += stayed.empty() ? 1 : 0;
     for (const Link link : all_links) {
       by_link[index_of(link)] += before.moved(link);
     }

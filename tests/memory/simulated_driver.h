@@ -152,6 +152,12 @@ class SimulatedDriver {
 
   // --- carrying out ---
 
+  bool writes_back(const Transfer& transfer) const {
+    return !transfer.fill && transfer.to == policy_.chunk(transfer.chunk).info().home;
+  }
+  /// How many write-backs of the chunk have failed in a row.
+  std::uint32_t failed_write_backs(ChunkId chunk) const { return contents_.at(chunk).failed_write_backs; }
+
   const std::vector<Transfer>& in_flight() const { return in_flight_; }
   std::size_t unreported_vacates() const { return vacated_.size(); }
   bool idle() const { return in_flight_.empty() && vacated_.empty(); }
@@ -164,6 +170,7 @@ class SimulatedDriver {
     require(transfer.fill || contents.versions[index_of(transfer.from)] == copied,
             "the source of a transfer keeps its contents meanwhile");
     contents.versions[index_of(transfer.to)] = copied;
+    if (transfer.to == policy_.chunk(transfer.chunk).info().home) contents.failed_write_backs = 0;
     policy_.transfer_done(transfer);
     after_event();
   }
@@ -171,6 +178,7 @@ class SimulatedDriver {
   void fail(std::size_t position = 0, std::exception_ptr error = nullptr) {
     const Transfer transfer = take_in_flight(position);
     contents_.at(transfer.chunk).copied[index_of(transfer.to)].reset();
+    if (writes_back(transfer)) ++contents_.at(transfer.chunk).failed_write_backs;
     policy_.transfer_failed(transfer, error ? error : std::make_exception_ptr(IoError("the drive is gone")));
     after_event();
   }
@@ -230,7 +238,8 @@ class SimulatedDriver {
     std::array<std::uint32_t, tier_count> pins{};                   ///< granted
     std::array<std::uint32_t, tier_count> write_pins{};
     std::uint64_t newest = 0;
-    bool dead = false;  ///< discarded, and not written since: may read as anything
+    std::uint32_t failed_write_backs = 0;  ///< in a row
+    bool dead = false;                     ///< discarded, and not written since: may read as anything
   };
 
   static void require(bool holds, const char* what) {

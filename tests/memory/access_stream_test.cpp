@@ -1,0 +1,473 @@
+#include "memory/access_stream.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <fstream>
+#include <future>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "tests/memory/seed.h"
+#include "tests/memory/stream_world.h"
+
+namespace terrace {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint64_t KiB = 1024;
+constexpr std::uint64_t granule = 16 * KiB;
+constexpr auto device = Tier::device;
+constexpr auto host = Tier::host;
+constexpr auto nvme = Tier::nvme;
+constexpr auto read = AccessMode::read;
+constexpr auto write = AccessMode::write;
+
+/// The text of the exception of the given type that `act` throws.
+template <class Type, class Act>
+std::string thrown_text(Act&& act) {
+  try {
+    act();
+  } catch (const Type& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+/// Chunks of one granule.
+class AccessStreamTest : public testing::Test {
+ protected:
+  static StreamSizes sizes(std::uint64_t device_chunks, std::uint64_t host_chunks, std::uint64_t nvme_chunks) {
+    return {.granule_bytes = granule,
+            .device_bytes = device_chunks * granule,
+            .host_bytes = host_chunks * granule,
+            .nvme_extents = nvme_chunks};
+  }
+
+  static ChunkId add(StreamWorld& world, Tier home, Kind kind = Kind::parameter) {
+    return world.stream.add_chunk(kind, 0, granule, home);
+  }
+  static void write_at(StreamWorld& world, ChunkId chunk, Tier tier, std::uint64_t stamp) {
+    const Pin pin = world.acquire(chunk, tier, write);
+    write_pattern(pin, 0, tier, granule, stamp);
+  }
+  static bool reads_at(StreamWorld& world, ChunkId chunk, Tier tier, std::uint64_t stamp) {
+    const Pin pin = world.acquire(chunk, tier, read);
+    return holds_pattern(pin, 0, tier, granule, stamp);
+  }
+  /// Has every chunk that can leave the device do so.
+  static void empty_device(StreamWorld& world) {
+    const std::uint64_t bytes = world.device.budget().capacity() - world.device.budget().used(Kind::other);
+    world.stream.allocate(bytes, Kind::other);
+    world.stream.free(bytes, Kind::other);
+  }
+};
+
+// ---- Contents
+
+class AccessStreamSizes : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(AccessStreamSizes, contents_survive_eviction_through_all_tiers) {
+  const std::uint64_t bytes = GetParam();
+  const std::uint64_t granules = (bytes + granule - 1) / granule;
+  StreamWorld world({.granule_bytes = granule,
+                     .device_bytes = 2 * PageBlocks::rounded(bytes),
+                     .host_bytes = 3 * granules * granule,
+                     .nvme_extents = 6 * granules});
+  std::vector<ChunkId> chunks;
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    chunks.push_back(world.stream.add_chunk(Kind::parameter, i, bytes, i == 0 ? host : nvme));
+  }
+  std::vector<std::uint64_t> stamps(chunks.size(), 0);
+  std::mt19937_64 random(bytes);
+  for (std::uint64_t event = 1; event <= 300; ++event) {
+    const std::size_t which = random() % chunks.size();
+    const Tier tier = random() % 2 == 0 ? device : host;
+    const AccessMode mode = random() % 2 == 0 ? read : write;
+    const Pin pin = world.acquire(chunks[which], tier, mode);
+    ASSERT_TRUE(holds_pattern(pin, 0, tier, bytes, stamps[which])) << "event " << event;
+    if (mode == write) {
+      stamps[which] = event;
+      write_pattern(pin, 0, tier, bytes, event);
+    }
+  }
+  world.check_invariants();
+  const MemoryUsage usage = world.stream.usage();
+  for (const Link link : all_links) EXPECT_GT(usage.moved(link), 0u) << name_of(link);
+  for (const Tier tier : all_tiers) EXPECT_LE(usage.peak(tier), usage.capacity(tier)) << name_of(tier);
+}
+
+INSTANTIATE_TEST_SUITE_P(ChunkBytes, AccessStreamSizes,
+                         testing::Values(1, 4096, granule - 1, granule, granule + 1, 40'000, 4 * granule, 100'003));
+
+TEST_F(AccessStreamTest, a_chunk_never_written_reads_as_zeros_on_every_tier) {
+  StreamWorld world(sizes(2, 2, 2));
+  const ChunkId dirty = add(world, nvme);
+  for (const Tier tier : {device, host}) write_at(world, dirty, tier, 1);  // so that memory is not zero by chance
+  world.stream.discard(dirty);
+  const ChunkId fresh = add(world, nvme);
+  EXPECT_TRUE(reads_at(world, fresh, device, 0));
+  EXPECT_TRUE(reads_at(world, fresh, host, 0));
+  EXPECT_EQ(world.stream.usage().moved(Link::host_to_device), 0u);
+}
+
+TEST_F(AccessStreamTest, several_operands_are_pinned_together_in_their_order) {
+  StreamWorld world(sizes(3, 3, 3));
+  const ChunkId first = add(world, host);
+  const ChunkId second = add(world, host);
+  write_at(world, first, host, 1);
+  write_at(world, second, host, 2);
+  const std::vector<Access> accesses{{second, device, read}, {first, host, read}, {first, device, read}};
+  const Pin pin = world.stream.acquire(accesses);
+  EXPECT_TRUE(holds_pattern(pin, 0, device, granule, 2));
+  EXPECT_TRUE(holds_pattern(pin, 1, host, granule, 1));
+  EXPECT_TRUE(holds_pattern(pin, 2, device, granule, 1));
+  EXPECT_NE(pin.device(0), pin.device(2));
+}
+
+TEST_F(AccessStreamTest, host_bytes_lead_through_the_granules_of_a_chunk) {
+  StreamWorld world(sizes(2, 3, 1));
+  const ChunkId chunk = world.stream.add_chunk(Kind::momentum, 0, 2 * granule + 100, host);
+  const Pin pin = world.acquire(chunk, host, write);
+  ASSERT_EQ(pin.host(0).size(), 3u);
+  EXPECT_EQ(pin.host_bytes(0, 0).data(), pin.host(0)[0]);
+  EXPECT_EQ(pin.host_bytes(0, 0).size(), granule);
+  EXPECT_EQ(pin.host_bytes(0, granule + 64).data(), pin.host(0)[1] + 64);
+  EXPECT_EQ(pin.host_bytes(0, granule + 64).size(), granule - 64);
+  EXPECT_EQ(pin.host_bytes(0, 2 * granule).data(), pin.host(0)[2]);
+}
+
+TEST_F(AccessStreamTest, discarded_bytes_are_not_moved) {
+  StreamWorld world(sizes(1, 1, 2));
+  const ChunkId dead = add(world, nvme);
+  const ChunkId other = add(world, nvme);
+  write_at(world, dead, device, 1);
+  world.stream.discard(dead);
+  write_at(world, other, device, 2);
+  EXPECT_EQ(world.stream.usage().moved(Link::device_to_host), 0u);
+  write_at(world, dead, host, 3);
+  EXPECT_TRUE(reads_at(world, dead, host, 3));
+}
+
+// ---- Figures
+
+TEST_F(AccessStreamTest, every_link_that_bytes_cross_counts_them_by_kind) {
+  StreamWorld world(sizes(2, 1, 2));
+  const ChunkId chunk = add(world, nvme, Kind::gradient);
+  const ChunkId other = add(world, nvme, Kind::variance);
+  const auto moved = [&] {
+    std::vector<std::uint64_t> granules;
+    for (const Link link : all_links) granules.push_back(world.stream.usage().moved(link, Kind::gradient) / granule);
+    return granules;  // nvme to host, host to nvme, host to device, device to host
+  };
+  using Granules = std::vector<std::uint64_t>;
+  write_at(world, chunk, device, 1);
+  EXPECT_EQ(moved(), (Granules{0, 0, 0, 0})) << "a fill crosses no link";
+  empty_device(world);
+  EXPECT_EQ(moved(), (Granules{0, 1, 0, 1})) << "from the device to NVMe by way of the host";
+  EXPECT_TRUE(reads_at(world, chunk, device, 1));
+  EXPECT_EQ(moved(), (Granules{1, 1, 1, 1}));
+  empty_device(world);
+  EXPECT_EQ(moved(), (Granules{1, 1, 1, 1})) << "clean: nothing to move";
+  write_at(world, chunk, host, 2);
+  EXPECT_EQ(moved(), (Granules{2, 1, 1, 1}));
+  EXPECT_TRUE(reads_at(world, chunk, device, 2));
+  EXPECT_EQ(moved(), (Granules{2, 1, 2, 1}));
+  empty_device(world);
+  write_at(world, other, host, 3);
+  EXPECT_EQ(moved(), (Granules{2, 2, 2, 1})) << "the host had room for one";
+  write_at(world, chunk, device, 4);
+  empty_device(world);
+  EXPECT_EQ(moved(), (Granules{3, 3, 3, 2}));
+  EXPECT_EQ(world.stream.usage().moved(Link::host_to_device, Kind::variance), 0u);
+}
+
+TEST_F(AccessStreamTest, kinds_sum_to_the_tier_and_peaks_are_remembered) {
+  StreamWorld world(sizes(4, 4, 4));
+  const ChunkId chunk = add(world, host, Kind::momentum);
+  write_at(world, chunk, device, 1);
+  world.stream.step_mark();
+  world.stream.allocate(3 * granule, Kind::activation);
+  world.stream.free(3 * granule, Kind::activation);
+  world.stream.step_mark();
+  const MemoryUsage usage = world.stream.usage();
+  EXPECT_EQ(usage.now(device), granule);
+  EXPECT_EQ(usage.now(device, Kind::momentum), granule);
+  EXPECT_EQ(usage.peak(device), 4 * granule);
+  EXPECT_EQ(usage.step_peak(device), 4 * granule);
+  EXPECT_EQ(usage.chunk_peak(device), granule);
+  EXPECT_EQ(usage.peak(device, Kind::activation), 3 * granule);
+  EXPECT_EQ(usage.now(host, Kind::other), Mover::staging_blocks * granule) << "staging";
+  for (const Tier tier : all_tiers) {
+    std::uint64_t sum = 0;
+    for (const Kind kind : all_kinds) sum += usage.now(tier, kind);
+    EXPECT_EQ(sum, usage.now(tier)) << name_of(tier);
+  }
+  world.stream.step_mark();
+  EXPECT_EQ(world.stream.usage().step_peak(device), granule) << "of the last complete step only";
+}
+
+TEST_F(AccessStreamTest, the_budgets_are_whole_again_after_the_stream) {
+  EmulatedDevice memory(4 * granule);
+  HostArena arena(granule, 8);
+  Budget host_budget(host, arena.capacity_bytes());
+  Budget nvme_budget(nvme, 0);
+  for (int round = 0; round < 3; ++round) {
+    AccessStream stream({&memory.budget(), &host_budget, &nvme_budget}, 4 * granule, memory, arena, nullptr);
+    const ChunkId chunk = stream.add_chunk(Kind::parameter, 0, 3 * granule, host);
+    const Access access{chunk, device, write};
+    stream.acquire({&access, 1});
+  }
+  EXPECT_EQ(memory.budget().used(), 0u);
+  EXPECT_EQ(host_budget.used(), 0u);
+  EXPECT_EQ(arena.used_bytes(), 0u);
+}
+
+TEST_F(AccessStreamTest, staging_that_does_not_fit_the_host_is_refused) {
+  EmulatedDevice memory(4 * granule);
+  HostArena arena(granule, 8);
+  Budget host_budget(host, 3 * granule);
+  Budget nvme_budget(nvme, 0);
+  EXPECT_THROW(AccessStream({&memory.budget(), &host_budget, &nvme_budget}, 4 * granule, memory, arena, nullptr),
+               OutOfMemory);
+  EXPECT_EQ(host_budget.used(), 0u);
+}
+
+// ---- Pins and tensors of the program
+
+TEST_F(AccessStreamTest, tensors_of_the_program_have_chunks_leave) {
+  StreamWorld world(sizes(2, 2, 2));
+  const ChunkId clean = add(world, host);
+  const ChunkId dirty = add(world, nvme);
+  write_at(world, clean, host, 1);
+  EXPECT_TRUE(reads_at(world, clean, device, 1));
+  write_at(world, dirty, device, 2);
+  world.stream.allocate(2 * granule, Kind::activation);
+  EXPECT_EQ(world.state(clean, device), CopyState::absent);
+  EXPECT_EQ(world.state(dirty, device), CopyState::absent);
+  std::byte* tensor = world.device.allocate(2 * granule);
+  std::memset(tensor, 1, 2 * granule);
+  world.device.deallocate(tensor, 2 * granule);
+  world.stream.free(2 * granule, Kind::activation);
+  EXPECT_TRUE(reads_at(world, clean, device, 1));
+  EXPECT_TRUE(reads_at(world, dirty, device, 2));
+}
+
+TEST_F(AccessStreamTest, a_tensor_is_refused_when_nothing_can_leave) {
+  StreamWorld world(sizes(2, 2, 2));
+  const ChunkId pinned = add(world, host);
+  Pin pin = world.acquire(pinned, device, write);
+  const std::string text = thrown_text<OutOfMemory>([&] { world.stream.allocate(2 * granule, Kind::activation); });
+  EXPECT_THAT(text, HasSubstr("parameter 16KiB"));
+  EXPECT_THAT(text, HasSubstr("raise device.memory to at least 48KiB"));
+  pin.release();
+  world.stream.allocate(2 * granule, Kind::activation);
+  EXPECT_THROW(world.acquire(pinned, device), OutOfMemory) << "and the other way round";
+  world.stream.free(2 * granule, Kind::activation);
+  world.check_invariants();
+}
+
+TEST_F(AccessStreamTest, what_is_written_cannot_be_had_on_another_tier) {
+  StreamWorld world(sizes(2, 2, 2));
+  const ChunkId chunk = add(world, host);
+  const Pin pin = world.acquire(chunk, device, write);
+  EXPECT_THROW(world.acquire(chunk, host), LogicError);
+}
+
+TEST_F(AccessStreamTest, a_chunk_that_was_not_registered_cannot_be_acquired) {
+  StreamWorld world(sizes(2, 2, 2));
+  EXPECT_THROW(world.acquire(0, device), LogicError);
+  const ChunkId chunk = add(world, host);
+  EXPECT_TRUE(reads_at(world, chunk, device, 0)) << "and nothing is left behind";
+}
+
+TEST_F(AccessStreamTest, a_pin_is_released_by_any_thread_once) {
+  StreamWorld world(sizes(1, 2, 2));
+  const ChunkId chunk = add(world, host);
+  Pin pin = world.acquire(chunk, device, write);
+  write_pattern(pin, 0, device, granule, 7);
+  std::thread([moved = std::move(pin)]() mutable { moved.release(); }).join();
+  pin.release();  // what was moved from holds nothing
+  world.stream.allocate(granule, Kind::other);
+  world.stream.free(granule, Kind::other);
+  EXPECT_TRUE(reads_at(world, chunk, device, 7));
+
+  Pin replaced = world.acquire(chunk, device);
+  replaced = world.acquire(chunk, host);
+  world.stream.allocate(granule, Kind::other);
+  world.stream.free(granule, Kind::other);
+}
+
+/// Holds whoever waits until it is opened.
+class Gate {
+ public:
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return open_; });
+  }
+  void await_arrival() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return arrived_ > 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+  int arrived_ = 0;
+};
+
+TEST_F(AccessStreamTest, who_waits_is_served_while_another_threads_transfer_is_still_under_way) {
+  StreamWorld world(sizes(4, 2, 4));
+  const ChunkId first = add(world, nvme);
+  const ChunkId second = add(world, nvme);
+  const ChunkId resting = add(world, host);
+  write_at(world, first, device, 1);
+  write_at(world, second, device, 2);
+  world.stream.allocate(2 * granule, Kind::other);
+  Pin pin = world.acquire(resting, host);
+
+  // Two threads want room: each carries out one of the two write-backs, and is held there.
+  std::array<Gate, 2> gates;
+  std::atomic<std::size_t> writes{0};
+  world.engine.before_write = [&](std::uint64_t) { gates.at(writes++).wait(); };
+  auto large = std::async(std::launch::async, [&] { world.stream.allocate(2 * granule, Kind::activation); });
+  gates[0].await_arrival();
+  auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::activation); });
+  gates[1].await_arrival();
+  gates[0].open();
+  while (world.state(first, device) != CopyState::absent) std::this_thread::yield();
+
+  // The first thread now waits for the transfer of the second. Freed room serves it without that.
+  world.stream.free(2 * granule, Kind::other);
+  pin.release();
+  const bool served = large.wait_for(std::chrono::minutes(1)) == std::future_status::ready;
+  gates[1].open();
+  EXPECT_TRUE(served);
+  large.get();
+  small.get();
+  world.check_invariants();
+}
+
+// ---- Failures
+
+TEST_F(AccessStreamTest, a_failed_read_reaches_who_asked_with_path_and_offset) {
+  StreamWorld world(sizes(2, 2, 4));
+  const ChunkId chunk = add(world, nvme);
+  const ChunkId other = add(world, host);
+  write_at(world, chunk, device, 1);
+  empty_device(world);
+  world.engine.failing_reads = 2;
+  for (const Tier tier : {device, host}) {
+    const std::uint64_t before = world.stream.usage().now(tier);
+    const std::vector<Access> accesses{{other, host, read}, {chunk, tier, write}};
+    const std::string text = thrown_text<IoError>([&] { world.stream.acquire(accesses); });
+    EXPECT_THAT(text, HasSubstr("read of 16384 B at offset 4096 from " + world.store.files().front().string()));
+    EXPECT_EQ(world.stream.usage().now(tier), before) << name_of(tier);
+  }
+  world.check_invariants();
+  EXPECT_EQ(world.arena.used_bytes(), (Mover::staging_blocks + 1) * granule);
+  EXPECT_TRUE(reads_at(world, chunk, device, 1)) << "the drive is back";
+  world.stream.allocate(2 * granule, Kind::other);  // no pin was left behind
+  world.stream.free(2 * granule, Kind::other);
+}
+
+TEST_F(AccessStreamTest, a_write_that_fails_once_goes_to_another_place) {
+  StreamWorld world(sizes(1, 2, 4));
+  const ChunkId chunk = add(world, nvme);
+  write_at(world, chunk, device, 1);
+  world.engine.failing_writes = 1;
+  empty_device(world);
+  EXPECT_EQ(world.store.retired_extents(), 1u);
+  EXPECT_TRUE(reads_at(world, chunk, device, 1));
+  world.check_invariants();
+}
+
+TEST_F(AccessStreamTest, a_write_that_fails_in_the_middle_of_a_chunk_loses_no_extent_but_the_bad_one) {
+  StreamWorld world(sizes(3, 3, 7));
+  const ChunkId chunk = world.stream.add_chunk(Kind::parameter, 0, 3 * granule, nvme);
+  {
+    const Pin pin = world.acquire(chunk, device, write);
+    write_pattern(pin, 0, device, 3 * granule, 1);
+  }
+  int writes = 0;
+  world.engine.before_write = [&](std::uint64_t) { world.engine.failing_writes = ++writes == 2 ? 1 : 0; };
+  empty_device(world);
+  EXPECT_EQ(world.store.retired_extents(), 1u);
+  EXPECT_EQ(world.store.used_bytes(), 3 * granule);
+  const Pin pin = world.acquire(chunk, host);
+  EXPECT_TRUE(holds_pattern(pin, 0, host, 3 * granule, 1));
+}
+
+TEST_F(AccessStreamTest, a_write_that_keeps_failing_stops_the_stream_and_loses_nothing) {
+  StreamWorld world(sizes(1, 2, 4));
+  const ChunkId chunk = add(world, nvme);
+  write_at(world, chunk, device, 1);
+  const ChunkId other = add(world, host);
+  world.engine.failing_writes = 1000;
+  const std::string text = thrown_text<IoError>([&] { world.acquire(other, device); });
+  EXPECT_THAT(text, HasSubstr("write of 16384 B at offset"));
+  EXPECT_THAT(text, HasSubstr(world.store.files().front().string()));
+  world.engine.failing_writes = 0;
+  EXPECT_EQ(thrown_text<IoError>([&] { world.acquire(other, host); }), text) << "from now on";
+  EXPECT_EQ(world.state(chunk, device), CopyState::valid) << "dirty and resident";
+  EXPECT_EQ(world.stream.usage().now(device), granule);
+  world.check_invariants();
+}
+
+TEST_F(AccessStreamTest, where_no_other_place_is_left_the_cause_is_still_the_failed_write) {
+  StreamWorld world(sizes(1, 2, 1));
+  const ChunkId chunk = add(world, nvme);
+  write_at(world, chunk, device, 1);
+  world.engine.failing_writes = 1;
+  const std::string text = thrown_text<IoError>([&] { empty_device(world); });
+  EXPECT_THAT(text, HasSubstr("write of 16384 B at offset 4096"));
+}
+
+TEST_F(AccessStreamTest, a_byte_that_changed_on_disk_is_told) {
+  StreamWorld world(sizes(2, 2, 4));
+  const ChunkId chunk = add(world, nvme);
+  const ChunkId other = add(world, nvme);
+  write_at(world, chunk, device, 1);
+  empty_device(world);
+  write_at(world, other, device, 2);
+  empty_device(world);
+  {
+    std::fstream file(world.store.files().front(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(4096 + 100);
+    const char flipped = static_cast<char>(file.peek() ^ 1);
+    file.seekp(4096 + 100);
+    ASSERT_TRUE(file.put(flipped));
+  }
+  const std::uint64_t before = world.stream.usage().now(device);
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const std::string text = thrown_text<CorruptData>([&] { world.acquire(chunk, device); });
+    EXPECT_THAT(text, HasSubstr("offset 4096 of " + world.store.files().front().string()));
+  }
+  EXPECT_EQ(world.stream.usage().now(device), before);
+  EXPECT_TRUE(reads_at(world, other, device, 2)) << "the others are well";
+  world.stream.discard(chunk);
+  write_at(world, chunk, device, 3);
+  empty_device(world);
+  EXPECT_TRUE(reads_at(world, chunk, host, 3)) << "and so is what is written anew";
+  world.check_invariants();
+}
+
+}  // namespace
+}  // namespace terrace

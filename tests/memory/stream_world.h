@@ -1,0 +1,128 @@
+/// A whole memory under one access stream: emulated device, host arena, and an NVMe store in a temporary folder.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "memory/access_stream.h"
+#include "offload/emulated_device.h"
+#include "offload/host_arena.h"
+#include "offload/io_engine.h"
+#include "offload/nvme_store.h"
+#include "tests/base/temporary_folder.h"
+
+namespace terrace {
+
+/// A real engine that fails as many of the next operations as it is told to: they are tried on no file at all.
+class FailingEngine : public PosixEngine {
+ public:
+  std::atomic<int> failing_reads{0};
+  std::atomic<int> failing_writes{0};
+  std::function<void(std::uint64_t offset)> before_write = [](std::uint64_t) {};
+
+  void read(const IoFile& file, std::uint64_t offset, std::span<std::byte> bytes) override {
+    PosixEngine::read(take_one(failing_reads) ? IoFile{-1, file.path} : file, offset, bytes);
+  }
+  void write(const IoFile& file, std::uint64_t offset, std::span<const std::byte> bytes) override {
+    before_write(offset);
+    PosixEngine::write(take_one(failing_writes) ? IoFile{-1, file.path} : file, offset, bytes);
+  }
+
+ private:
+  static bool take_one(std::atomic<int>& left) {
+    int seen = left.load();
+    while (seen > 0 && !left.compare_exchange_weak(seen, seen - 1)) {
+    }
+    return seen > 0;
+  }
+};
+
+struct StreamSizes {
+  std::size_t granule_bytes = 16 * 1024;
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;  ///< besides staging
+  std::uint64_t nvme_extents = 0;
+  std::uint64_t device_chunk_limit = ~std::uint64_t{0};
+};
+
+class StreamWorld {
+ public:
+  explicit StreamWorld(const StreamSizes& sizes)
+      : device(sizes.device_bytes),
+        arena(sizes.granule_bytes, Mover::staging_blocks + sizes.host_bytes / sizes.granule_bytes),
+        store({folder.path()}, ExtentFileHeader::kBytes + sizes.nvme_extents * sizes.granule_bytes, sizes.granule_bytes,
+              engine),
+        host(Tier::host, arena.capacity_bytes()),
+        nvme(Tier::nvme, sizes.nvme_extents * sizes.granule_bytes),
+        stream({&device.budget(), &host, &nvme}, sizes.device_chunk_limit, device, arena, &store) {}
+
+  Pin acquire(ChunkId chunk, Tier tier, AccessMode mode = AccessMode::read) {
+    const Access access{chunk, tier, mode};
+    return stream.acquire({&access, 1});
+  }
+  CopyState state(ChunkId chunk, Tier tier) const {
+    return stream.inspect([&](const Policy& policy) { return policy.chunk(chunk).at(tier).state; });
+  }
+  void check_invariants() const {
+    stream.inspect([](const Policy& policy) { policy.check_invariants(); });
+  }
+
+  TemporaryFolder folder;
+  FailingEngine engine;
+  EmulatedDevice device;
+  HostArena arena;
+  NvmeStore store;
+  Budget host;
+  Budget nvme;
+  AccessStream stream;
+};
+
+/// The bytes that stand for one writing of a chunk; stamp 0 is zeros, as of a chunk never written.
+inline std::vector<std::byte> pattern(std::uint64_t stamp, std::uint64_t bytes) {
+  std::vector<std::uint64_t> words((bytes + 7) / 8, 0);
+  if (stamp != 0) {
+    std::uint64_t word = stamp * 0x9e3779b97f4a7c15;
+    for (std::uint64_t& each : words) each = word += 0x2545f4914f6cdd1d;
+  }
+  std::vector<std::byte> result(bytes);
+  std::memcpy(result.data(), words.data(), bytes);
+  return result;
+}
+
+/// Calls `visit(place, offset, length)` for the contiguous parts of a pinned chunk.
+template <class Visit>
+void for_each_part(const Pin& pin, std::size_t position, Tier tier, std::uint64_t bytes, Visit&& visit) {
+  if (tier == Tier::device) {
+    visit(pin.device(position), std::uint64_t{0}, bytes);
+    return;
+  }
+  for (std::uint64_t offset = 0; offset < bytes;) {
+    const std::span<std::byte> part = pin.host_bytes(position, offset);
+    const std::uint64_t length = std::min<std::uint64_t>(part.size(), bytes - offset);
+    visit(part.data(), offset, length);
+    offset += length;
+  }
+}
+
+inline void write_pattern(const Pin& pin, std::size_t position, Tier tier, std::uint64_t bytes, std::uint64_t stamp) {
+  const std::vector<std::byte> source = pattern(stamp, bytes);
+  for_each_part(pin, position, tier, bytes, [&](std::byte* place, std::uint64_t offset, std::uint64_t length) {
+    std::memcpy(place, source.data() + offset, length);
+  });
+}
+
+inline bool holds_pattern(const Pin& pin, std::size_t position, Tier tier, std::uint64_t bytes, std::uint64_t stamp) {
+  const std::vector<std::byte> expected = pattern(stamp, bytes);
+  bool same = true;
+  for_each_part(pin, position, tier, bytes, [&](std::byte* place, std::uint64_t offset, std::uint64_t length) {
+    same = same && std::memcmp(place, expected.data() + offset, length) == 0;
+  });
+  return same;
+}
+
+}  // namespace terrace

@@ -1,0 +1,179 @@
+#include "offload/emulated_device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t KiB = 1024;
+constexpr std::uint64_t MiB = 1024 * KiB;
+constexpr std::uint64_t capacity = 64 * MiB;
+/// What else the process may map meanwhile: thread stacks, reserves of the C library.
+constexpr std::uint64_t slack = 16 * MiB;
+
+/// Bytes of address space that this process has mapped. Sanitizers map theirs at the start.
+std::uint64_t mapped_by_process() {
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
+}
+
+struct Block {
+  std::byte* memory;
+  std::uint64_t bytes;
+};
+
+/// A device and what a careful caller does around it: count first, give back after.
+class EmulatedDeviceTest : public testing::Test {
+ protected:
+  Block slot(std::uint64_t bytes) {
+    EXPECT_TRUE(device_.budget().try_reserve(Kind::parameter, device_.slot_bytes(bytes)));
+    const Block block{device_.map_slot(bytes), bytes};
+    std::memset(block.memory, 1, bytes);
+    return block;
+  }
+  void free_slot(const Block& block) {
+    device_.unmap_slot(block.memory, block.bytes);
+    device_.budget().release(Kind::parameter, device_.slot_bytes(block.bytes));
+  }
+  Block tensor(std::uint64_t bytes) {
+    EXPECT_TRUE(device_.budget().try_reserve(Kind::activation, device_.allocation_bytes(bytes)));
+    const Block block{device_.allocate(bytes), bytes};
+    std::memset(block.memory, 2, bytes);
+    return block;
+  }
+  void free_tensor(const Block& block) {
+    device_.deallocate(block.memory, block.bytes);
+    device_.budget().release(Kind::activation, device_.allocation_bytes(block.bytes));
+  }
+
+  const std::uint64_t mapped_before_ = mapped_by_process();
+  EmulatedDevice device_{capacity};
+};
+
+TEST_F(EmulatedDeviceTest, is_the_device_tier_with_its_capacity) {
+  EXPECT_EQ(device_.name(), "emulated");
+  EXPECT_EQ(device_.budget().tier(), Tier::device);
+  EXPECT_EQ(device_.budget().capacity(), capacity);
+}
+
+TEST_F(EmulatedDeviceTest, what_is_counted_covers_what_is_taken) {
+  for (const std::uint64_t bytes : {std::uint64_t{1}, 63 * KiB, 64 * KiB, 64 * KiB + 1, 3 * MiB}) {
+    EXPECT_GE(device_.slot_bytes(bytes), bytes);
+    EXPECT_GE(device_.allocation_bytes(bytes), bytes);
+    EXPECT_LT(device_.allocation_bytes(bytes), bytes + 4 * KiB) << "and little more";
+  }
+}
+
+TEST_F(EmulatedDeviceTest, tensors_are_aligned_to_64_bytes) {
+  for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{64}, std::uint64_t{100}, 63 * KiB, 64 * KiB, MiB}) {
+    const Block block = tensor(bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.memory) % 64, 0u) << bytes;
+    free_tensor(block);
+  }
+}
+
+TEST_F(EmulatedDeviceTest, bytes_come_in_and_out_unchanged_and_are_filled_with_zeros) {
+  std::vector<std::byte> source(100'003);
+  std::mt19937 random(1);
+  std::generate(source.begin(), source.end(), [&] { return static_cast<std::byte>(random()); });
+  const Block block = slot(source.size());
+  device_.copy_in(block.memory, source.data(), source.size());
+  std::vector<std::byte> back(source.size());
+  device_.copy_out(back.data(), block.memory, back.size());
+  EXPECT_EQ(back, source);
+  device_.fill_zero(block.memory, back.size());
+  device_.copy_out(back.data(), block.memory, back.size());
+  EXPECT_EQ(back, std::vector<std::byte>(source.size()));
+  free_slot(block);
+}
+
+TEST_F(EmulatedDeviceTest, what_slots_free_serves_tensors_and_the_reverse_within_the_capacity) {
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Block> slots;
+    for (int i = 0; i < 16; ++i) slots.push_back(slot(4 * MiB));
+    EXPECT_LE(mapped_by_process(), mapped_before_ + capacity + slack) << "slots, round " << round;
+    for (const Block& block : slots) free_slot(block);
+
+    std::vector<Block> tensors;
+    for (int i = 0; i < 21; ++i) tensors.push_back(tensor(3 * MiB));
+    EXPECT_LE(mapped_by_process(), mapped_before_ + capacity + slack) << "tensors, round " << round;
+    for (const Block& block : tensors) free_tensor(block);
+  }
+}
+
+TEST_F(EmulatedDeviceTest, a_tensor_of_a_slots_size_gets_its_pages) {
+  const Block first = slot(MiB);
+  free_slot(first);
+  const Block second = tensor(MiB);
+  EXPECT_EQ(second.memory, first.memory);
+  free_tensor(second);
+}
+
+TEST_F(EmulatedDeviceTest, what_slots_free_serves_small_tensors_too) {
+  std::vector<Block> slots;
+  for (int i = 0; i < 16; ++i) slots.push_back(slot(4 * MiB));
+  for (const Block& block : slots) free_slot(block);
+  const std::uint64_t with_slots = mapped_by_process();
+
+  std::vector<Block> tensors;
+  for (int i = 0; i < 2048; ++i) tensors.push_back(tensor(32 * KiB));  // all of the capacity
+  EXPECT_LE(mapped_by_process(), std::max(with_slots, mapped_before_ + capacity) + slack)
+      << "kept pages make room for them";
+  for (const Block& block : tensors) free_tensor(block);
+}
+
+TEST_F(EmulatedDeviceTest, threads_share_the_capacity) {
+  std::atomic<std::uint64_t> most{0};
+  std::atomic<bool> changed{false};
+  const auto work = [&](std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::vector<std::pair<Block, bool>> held;
+    for (int i = 0; i < 2000; ++i) {
+      const std::uint64_t bytes = random() % 4 == 0 ? 1 + random() % (2 * MiB) : 1 + random() % (100 * KiB);
+      const bool is_slot = random() % 2 == 0;
+      const std::uint64_t counted = is_slot ? device_.slot_bytes(bytes) : device_.allocation_bytes(bytes);
+      if (held.size() < 40 && device_.budget().try_reserve(is_slot ? Kind::parameter : Kind::activation, counted)) {
+        const Block block{is_slot ? device_.map_slot(bytes) : device_.allocate(bytes), bytes};
+        block.memory[0] = block.memory[bytes - 1] = static_cast<std::byte>(seed);
+        held.emplace_back(block, is_slot);
+      } else if (!held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        const auto [block, was_slot] = held.back();
+        held.pop_back();
+        if (std::to_integer<std::uint64_t>(block.memory[0]) != seed ||
+            std::to_integer<std::uint64_t>(block.memory[block.bytes - 1]) != seed) {
+          changed = true;
+        }
+        was_slot ? free_slot(block) : free_tensor(block);
+      }
+      if (i % 100 == 0) {
+        const std::uint64_t now = mapped_by_process();
+        std::uint64_t seen = most.load();
+        while (seen < now && !most.compare_exchange_weak(seen, now)) {
+        }
+      }
+    }
+    for (const auto& [block, was_slot] : held) was_slot ? free_slot(block) : free_tensor(block);
+  };
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 1; i <= 2; ++i) threads.emplace_back(work, i);
+  const std::uint64_t with_threads = mapped_by_process();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(changed);
+  EXPECT_EQ(device_.budget().used(), 0u);
+  // The C library may set up an arena of its own for each thread, of which it reserves addresses only.
+  EXPECT_LE(most.load(), std::max(with_threads, mapped_before_) + capacity + slack + 2 * 128 * MiB);
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,181 @@
+#include "offload/page_blocks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t page = 4096;
+constexpr std::uint64_t MiB = 1024 * 1024;
+constexpr std::uint64_t plenty = 1024 * MiB;
+
+bool holds(const std::byte* block, std::uint64_t bytes, int value) {
+  return std::all_of(block, block + bytes, [&](std::byte byte) { return std::to_integer<int>(byte) == value; });
+}
+
+TEST(PageBlocks, sizes_are_rounded_up_to_whole_pages) {
+  EXPECT_EQ(PageBlocks::rounded(1), page);
+  EXPECT_EQ(PageBlocks::rounded(page), page);
+  EXPECT_EQ(PageBlocks::rounded(page + 1), 2 * page);
+}
+
+TEST(PageBlocks, all_bytes_of_a_block_can_be_used) {
+  PageBlocks blocks;
+  for (const std::uint64_t bytes :
+       {std::uint64_t{1}, page - 1, page, 3 * page + 7, 2 * MiB - page, 2 * MiB, 5 * MiB + 1}) {
+    const std::uint64_t rounded = PageBlocks::rounded(bytes);
+    std::byte* block = blocks.take(bytes, plenty);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block) % page, 0u);
+    std::memset(block, 0x5a, rounded);
+    EXPECT_TRUE(holds(block, rounded, 0x5a)) << bytes;
+    blocks.give_back(block, bytes);
+  }
+}
+
+TEST(PageBlocks, blocks_in_use_do_not_overlap) {
+  PageBlocks blocks;
+  std::vector<std::byte*> taken;
+  for (int i = 0; i < 20; ++i) {
+    taken.push_back(blocks.take(3 * page, plenty));
+    std::memset(taken.back(), i, 3 * page);
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(holds(taken[static_cast<std::size_t>(i)], 3 * page, i)) << i;
+  for (std::byte* block : taken) blocks.give_back(block, 3 * page);
+}
+
+TEST(PageBlocks, a_block_given_back_serves_the_next_of_its_size) {
+  PageBlocks blocks;
+  std::byte* block = blocks.take(5 * page, plenty);
+  blocks.give_back(block, 5 * page);
+  EXPECT_EQ(blocks.mapped(), 5 * page) << "it is kept";
+  EXPECT_EQ(blocks.take(5 * page - 100, plenty), block) << "the same pages";
+  EXPECT_EQ(blocks.mapped(), 5 * page);
+  blocks.give_back(block, 5 * page - 100);
+}
+
+TEST(PageBlocks, a_block_of_another_size_is_not_cut_from_a_kept_one) {
+  PageBlocks blocks;
+  std::byte* large = blocks.take(8 * page, plenty);
+  blocks.give_back(large, 8 * page);
+  std::byte* small = blocks.take(page, plenty);
+  EXPECT_EQ(blocks.mapped(), 9 * page);
+  blocks.give_back(small, page);
+}
+
+TEST(PageBlocks, kept_blocks_are_unmapped_oldest_first_when_a_new_size_needs_their_bytes) {
+  PageBlocks blocks;
+  constexpr std::uint64_t limit = 12 * page;
+  std::byte* first = blocks.take(2 * page, limit);
+  std::byte* second = blocks.take(3 * page, limit);
+  std::byte* third = blocks.take(4 * page, limit);
+  blocks.give_back(second, 3 * page);  // the oldest of those kept
+  blocks.give_back(third, 4 * page);
+  blocks.give_back(first, 2 * page);
+  ASSERT_EQ(blocks.mapped(), 9 * page);
+
+  std::byte* fresh = blocks.take(6 * page, limit);
+  EXPECT_EQ(blocks.mapped(), 12 * page) << "three pages had to go, and no more did";
+  EXPECT_EQ(blocks.take(4 * page, limit), third);
+  EXPECT_EQ(blocks.take(2 * page, limit), first);
+  EXPECT_EQ(blocks.mapped(), 12 * page);
+  blocks.give_back(fresh, 6 * page);
+  blocks.give_back(third, 4 * page);
+  blocks.give_back(first, 2 * page);
+}
+
+TEST(PageBlocks, the_block_freed_last_is_reused_first) {
+  PageBlocks blocks;
+  std::byte* first = blocks.take(page, plenty);
+  std::byte* second = blocks.take(page, plenty);
+  blocks.give_back(second, page);
+  blocks.give_back(first, page);
+  EXPECT_EQ(blocks.take(page, plenty), first);
+  EXPECT_EQ(blocks.take(page, plenty), second);
+  blocks.give_back(first, page);
+  blocks.give_back(second, page);
+}
+
+TEST(PageBlocks, trimming_unmaps_what_is_kept_and_never_what_is_in_use) {
+  PageBlocks blocks;
+  std::byte* used = blocks.take(3 * page, plenty);
+  std::memset(used, 7, 3 * page);
+  std::byte* kept = blocks.take(4 * page, plenty);
+  blocks.give_back(kept, 4 * page);
+  blocks.trim(7 * page);
+  EXPECT_EQ(blocks.mapped(), 7 * page);
+  blocks.trim(0);
+  EXPECT_EQ(blocks.mapped(), 3 * page);
+  EXPECT_TRUE(holds(used, 3 * page, 7));
+  blocks.give_back(used, 3 * page);
+}
+
+TEST(PageBlocks, never_maps_more_than_its_limit_while_what_is_in_use_fits) {
+  PageBlocks blocks;
+  constexpr std::uint64_t limit = 100 * page;
+  std::mt19937_64 random(3);
+  struct Taken {
+    std::byte* block;
+    std::uint64_t bytes;
+    int value;
+  };
+  std::vector<Taken> taken;
+  std::uint64_t in_use = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::uint64_t bytes = 1 + random() % (12 * page);
+    if (random() % 2 == 0 && in_use + PageBlocks::rounded(bytes) <= limit) {
+      const int value = static_cast<int>(random() % 256);
+      std::byte* block = blocks.take(bytes, limit);
+      block[0] = block[bytes - 1] = static_cast<std::byte>(value);
+      taken.push_back({block, bytes, value});
+      in_use += PageBlocks::rounded(bytes);
+    } else if (!taken.empty()) {
+      std::swap(taken[random() % taken.size()], taken.back());
+      const auto [block, size, value] = taken.back();
+      EXPECT_EQ(std::to_integer<int>(block[0]), value);
+      EXPECT_EQ(std::to_integer<int>(block[size - 1]), value);
+      blocks.give_back(block, size);
+      in_use -= PageBlocks::rounded(size);
+      taken.pop_back();
+    }
+    ASSERT_LE(blocks.mapped(), limit);
+    ASSERT_GE(blocks.mapped(), in_use);
+  }
+  for (const Taken& each : taken) blocks.give_back(each.block, each.bytes);
+  blocks.trim(0);
+  EXPECT_EQ(blocks.mapped(), 0u);
+}
+
+TEST(PageBlocks, threads_share_the_limit) {
+  PageBlocks blocks;
+  constexpr std::uint64_t limit = 40 * page;  // each of four threads uses at most ten pages
+  std::atomic<bool> over{false};
+  const auto work = [&](std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (int i = 0; i < 5000; ++i) {
+      const std::uint64_t bytes = 1 + random() % (10 * page);
+      std::byte* block = blocks.take(bytes, limit);
+      block[0] = block[bytes - 1] = static_cast<std::byte>(seed);
+      if (blocks.mapped() > limit) over = true;
+      if (std::to_integer<std::uint64_t>(block[0]) != seed ||
+          std::to_integer<std::uint64_t>(block[bytes - 1]) != seed) {
+        over = true;
+      }
+      blocks.give_back(block, bytes);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 1; i <= 4; ++i) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(over);
+}
+
+}  // namespace
+}  // namespace terrace
