@@ -294,9 +294,13 @@ void SessionState::restore_storages() {
         storages.push_back(storage);
       }
     };
-    for (const ManagedParameter& parameter : parameters_) {
-      add(parameter.storage);
-      add(parameter.gradient.lock());
+    for (ManagedParameter& parameter : parameters_) {
+      parameter.accumulator.reset();  // it holds the tensor too
+      const bool used = parameter.tensor.use_count() > 1 || parameter.tensor.storage().use_count() > 1;
+      if (used) {
+        add(parameter.storage);
+        add(parameter.gradient.lock());
+      }
     }
   }
   const std::uint64_t available = available_memory_bytes();

@@ -501,14 +501,14 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
     return std::make_exception_ptr(OutOfMemory(message,
                                                "raise device.chunks (with room for it in device.memory) to at "
                                                "least " +
-                                                   format_bytes(held_chunks + wanted) +
+                                                   format_bytes_exactly(held_chunks + wanted) +
                                                    ", or make chunks smaller by placement.chunk"));
   }
   const std::uint64_t held = budget.used() - std::min(evictable, budget.used());
   if (lack.evicts) {
     message += "; " + format_bytes(held) + " of it cannot leave now";
   }
-  std::string hint = "raise " + name + ".memory to at least " + format_bytes(held + wanted);
+  std::string hint = "raise " + name + ".memory to at least " + format_bytes_exactly(held + wanted);
   if (tier == Tier::device) {
     hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
   }

@@ -35,7 +35,11 @@ void Budget::release(Kind kind, std::uint64_t bytes) noexcept {
   total_.now.fetch_sub(bytes, std::memory_order_acq_rel);
 }
 
-std::uint64_t Budget::take_step_peak() noexcept { return step_peak_.exchange(used(), std::memory_order_relaxed); }
+std::uint64_t Budget::take_step_peak() noexcept {
+  const std::uint64_t peak = step_peak_.exchange(used(), std::memory_order_relaxed);
+  raise_to(step_peak_, used());  // what was reserved between the two
+  return peak;
+}
 
 std::string Budget::describe() const {
   std::string text(name_of(tier_));
@@ -56,7 +60,7 @@ Reservation::Reservation(Budget& budget, Kind kind, std::uint64_t bytes)
     const std::string setting = std::string(name_of(budget.tier())) + ".memory";
     throw OutOfMemory(std::string(name_of(budget.tier())) + ": " + format_bytes(bytes) + " for " +
                           std::string(name_of(kind)) + " do not fit; " + budget.describe(),
-                      "raise " + setting + " to at least " + format_bytes(budget.used() + bytes));
+                      "raise " + setting + " to at least " + format_bytes_exactly(budget.used() + bytes));
   }
 }
 

@@ -21,13 +21,13 @@ std::uint64_t EmulatedDevice::allocation_bytes(std::uint64_t bytes) const noexce
   return bytes >= smallest_page_block ? PageBlocks::rounded(bytes) : (bytes + alignment - 1) / alignment * alignment;
 }
 
-std::byte* EmulatedDevice::map_slot(std::uint64_t bytes) { return pages_.take(bytes, page_limit()); }
+std::byte* EmulatedDevice::map_slot(std::uint64_t bytes) { return take_pages(bytes); }
 
 void EmulatedDevice::unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept { pages_.give_back(slot, bytes); }
 
 std::byte* EmulatedDevice::allocate(std::uint64_t bytes) {
   if (bytes >= smallest_page_block) {
-    return pages_.take(bytes, page_limit());
+    return take_pages(bytes);
   }
   const std::uint64_t rounded = allocation_bytes(bytes);
   void* memory = std::aligned_alloc(alignment, rounded);
@@ -35,6 +35,7 @@ std::byte* EmulatedDevice::allocate(std::uint64_t bytes) {
     throw OutOfMemory("device: the system refused " + format_bytes(rounded));
   }
   small_bytes_.fetch_add(rounded, std::memory_order_relaxed);
+  pages_.trim(page_limit());  // before these bytes are touched
   return static_cast<std::byte*>(memory);
 }
 
@@ -56,6 +57,12 @@ void EmulatedDevice::copy_out(std::byte* host, const std::byte* device, std::uin
 }
 
 void EmulatedDevice::fill_zero(std::byte* device, std::uint64_t bytes) { std::memset(device, 0, bytes); }
+
+std::byte* EmulatedDevice::take_pages(std::uint64_t bytes) {
+  std::byte* block = pages_.take(bytes, page_limit());
+  pages_.trim(page_limit());  // small tensors may have come meanwhile
+  return block;
+}
 
 std::uint64_t EmulatedDevice::page_limit() const noexcept {
   return budget_.capacity() - std::min(budget_.capacity(), small_bytes_.load(std::memory_order_relaxed));

@@ -30,6 +30,7 @@ class EmulatedDevice final : public Device {
   void fill_zero(std::byte* device, std::uint64_t bytes) override;
 
  private:
+  std::byte* take_pages(std::uint64_t bytes);
   /// What page blocks may map: the capacity less what small tensors use.
   std::uint64_t page_limit() const noexcept;
 

@@ -119,7 +119,7 @@ std::size_t HostArena::choose_granule(std::uint64_t chunk_bytes) {
   if (chunk_bytes == 0 || chunk_bytes % kAlignmentBytes != 0) {
     throw LogicError("host: a chunk of " + std::to_string(chunk_bytes) + " B is not a multiple of 4096 B");
   }
-  const std::uint64_t most = std::clamp<std::uint64_t>(chunk_bytes / 8, kAlignmentBytes, kMostGranuleBytes);
+  const std::uint64_t most = std::clamp<std::uint64_t>(chunk_bytes / 32, kAlignmentBytes, kMostGranuleBytes);
   std::uint64_t granule = most / kAlignmentBytes * kAlignmentBytes;
   while (chunk_bytes % granule != 0) granule -= kAlignmentBytes;
   return static_cast<std::size_t>(granule);

@@ -50,9 +50,12 @@ std::uint64_t PageBlocks::rounded(std::uint64_t bytes) noexcept {
 std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
   bytes = rounded(bytes);
   std::unique_lock lock(mutex_);
-  if (const auto found = kept_by_size_.find(bytes); found != kept_by_size_.end() && !found->second.empty()) {
+  if (const auto found = kept_by_size_.find(bytes); found != kept_by_size_.end()) {
     const auto kept = found->second.back();  // the one freed last is the warmest
     found->second.pop_back();
+    if (found->second.empty()) {
+      kept_by_size_.erase(found);
+    }
     std::byte* block = kept->block;
     kept_.erase(kept);
     return block;
@@ -83,8 +86,12 @@ void PageBlocks::trim(std::uint64_t limit) noexcept {
 void PageBlocks::trim_locked(std::uint64_t limit, const std::unique_lock<std::mutex>&) noexcept {
   while (mapped_ > limit && !kept_.empty()) {
     const auto oldest = kept_.begin();
-    auto& same_size = kept_by_size_[oldest->bytes];
+    const auto found = kept_by_size_.find(oldest->bytes);
+    auto& same_size = found->second;
     same_size.erase(std::find(same_size.begin(), same_size.end(), oldest));
+    if (same_size.empty()) {
+      kept_by_size_.erase(found);  // programs of changing shapes ask for ever new sizes
+    }
     munmap(oldest->block, oldest->bytes);
     mapped_ -= oldest->bytes;
     kept_.erase(oldest);

@@ -76,8 +76,8 @@ std::vector<fs::path> texts_in(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     std::error_code dangling;
-    if (entry->is_regular_file(dangling) && looks_like_text(entry->path()))
-      found.push_back(entry->path().lexically_relative(folder));
+    if (!entry->is_regular_file(dangling) || !looks_like_text(entry->path())) continue;
+    found.push_back(entry->path().lexically_relative(folder));
   }
   if (error) refuse(folder, "cannot be listed: " + error.message(), "make it readable, or name its files one by one");
   std::sort(found.begin(), found.end());
@@ -190,10 +190,6 @@ Batch Dataset::batch(std::span<const std::uint8_t> bytes, const std::vector<std:
     targets = std::copy(window.begin() + 1, window.end(), targets);
   }
   return made;
-}
-
-void ByteCounts::add(std::span<const std::uint8_t> bytes) {
-  for (const std::uint8_t byte : bytes) ++counts_[byte];
 }
 
 void ByteCounts::add(const at::Tensor& tokens) {

@@ -60,7 +60,6 @@ class Dataset {
 /// How many bytes of each value there are, for the entropy of what was measured.
 class ByteCounts {
  public:
-  void add(std::span<const std::uint8_t> bytes);
   /// Of int64 tokens below 256.
   void add(const at::Tensor& tokens);
 

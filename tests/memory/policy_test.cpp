@@ -504,6 +504,14 @@ TEST(Policy, the_setting_that_a_refused_tensor_names_is_enough_and_the_smallest)
   });
 }
 
+TEST(Policy, the_setting_that_a_refusal_names_is_exact) {
+  World world(200, 16);
+  const std::uint64_t odd = 150 * MiB + 64;
+  ASSERT_TRUE(world.allocate(odd).granted());
+  const std::string text = world.allocate(100 * MiB).error_text();
+  EXPECT_THAT(text, HasSubstr("raise device.memory to at least " + std::to_string(odd + 100 * MiB) + "B"));
+}
+
 TEST(Policy, chunks_on_the_device_stay_within_their_limit) {
   World world(8, 8, 0, 2);
   std::vector<ChunkId> chunks;

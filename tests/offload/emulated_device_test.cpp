@@ -132,8 +132,7 @@ TEST_F(EmulatedDeviceTest, what_slots_free_serves_small_tensors_too) {
   for (const Block& block : tensors) free_tensor(block);
 }
 
-TEST_F(EmulatedDeviceTest, threads_share_the_capacity) {
-  std::atomic<std::uint64_t> most{0};
+TEST_F(EmulatedDeviceTest, threads_keep_their_own_bytes_and_give_all_of_them_back) {
   std::atomic<bool> changed{false};
   const auto work = [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -156,23 +155,14 @@ TEST_F(EmulatedDeviceTest, threads_share_the_capacity) {
         }
         was_slot ? free_slot(block) : free_tensor(block);
       }
-      if (i % 100 == 0) {
-        const std::uint64_t now = mapped_by_process();
-        std::uint64_t seen = most.load();
-        while (seen < now && !most.compare_exchange_weak(seen, now)) {
-        }
-      }
     }
     for (const auto& [block, was_slot] : held) was_slot ? free_slot(block) : free_tensor(block);
   };
   std::vector<std::thread> threads;
   for (std::uint64_t i = 1; i <= 2; ++i) threads.emplace_back(work, i);
-  const std::uint64_t with_threads = mapped_by_process();
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(changed);
   EXPECT_EQ(device_.budget().used(), 0u);
-  // The C library may set up an arena of its own for each thread, of which it reserves addresses only.
-  EXPECT_LE(most.load(), std::max(with_threads, mapped_before_) + capacity + slack + 2 * 128 * MiB);
 }
 
 }  // namespace

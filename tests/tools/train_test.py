@@ -1,0 +1,265 @@
+"""`terrace train` keeps the command's promises: exit codes with a message and the way out, metrics, and the same
+losses with and without a session. Runs the program that TERRACE_BIN names."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+TERRACE = os.environ.get("TERRACE_BIN", "")
+# Where cores are shared, a thread that spins while it waits may hold the core of the one it waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+TINY = """
+[device]
+memory = "8MiB"
+[host]
+memory = "16MiB"
+[model]
+layers = 2
+heads = 2
+width = 64
+sequence = 32
+[train]
+steps = 3
+micro_batch = 2
+accumulate = 2
+"""
+METRICS = [
+    "step", "loss", "learning_rate", "gradient_norm", "tokens", "seconds", "tokens_per_second", "stall_seconds",
+    "device_bytes", "host_bytes", "nvme_bytes", "bytes_moved",
+]
+LINKS = ["nvme→host", "host→nvme", "host→device", "device→host"]
+
+
+class TrainTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="terrace-train-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        self.config = self.write("tiny.toml", TINY)
+        self.text = self.write("text.txt", "".join(f"line {i} of a text to learn\n" for i in range(1000)))
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def train(self, *arguments, config=None, data=None):
+        """Runs `terrace train`. Returns what subprocess.run returns."""
+        command = [TERRACE, "train", "--config", config or self.config, "--data", data or self.text, *arguments]
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True, encoding="utf-8",
+                              errors="replace", cwd=self.folder, timeout=120, check=False)
+
+    def succeeds(self, *arguments, **paths):
+        run = self.train(*arguments, **paths)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run
+
+    def fails(self, code, fragments, *arguments, **paths):
+        """The run ends with the code, and one message with the fragments and a hint."""
+        run = self.train(*arguments, **paths)
+        self.assertEqual(run.returncode, code, run.stderr)
+        self.assertEqual(run.stdout, "")
+        message = run.stderr[run.stderr.rindex("terrace: "):]
+        for fragment in [*fragments, "\n  hint: "]:
+            self.assertIn(str(fragment), message)
+        return message
+
+    def metrics(self, name, *arguments, config=None):
+        path = self.folder / name
+        self.succeeds("--metrics", path, *arguments, config=config)
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class BadUsage(TrainTest):
+    def test_a_missing_data_path_is_named(self):
+        missing = self.folder / "missing"
+        self.fails(2, [missing, "no such file"], data=missing)
+
+    def test_empty_data_is_refused(self):
+        empty = self.write("empty.txt", "")
+        self.fails(2, [empty, "no text"], data=empty)
+        (self.folder / "hollow").mkdir()
+        self.fails(2, ["hollow", "no text"], data=self.folder / "hollow")
+
+    def test_data_shorter_than_a_sequence_is_refused(self):
+        short = self.write("short.txt", "too short")
+        self.fails(2, [short, "9 bytes"], data=short)
+
+    def test_no_data_is_refused(self):
+        run = subprocess.run([TERRACE, "train"], capture_output=True, text=True, check=False)
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("--data", run.stderr)
+
+    def test_an_unknown_key_is_named_with_its_line_and_the_nearest_key(self):
+        config = self.write("typo.toml", "[device]\nmemroy = \"8MiB\"\n")
+        self.fails(2, ["typo.toml:2:", "device.memroy", "\"device.memory\""], config=config)
+
+    def test_a_bad_size_is_named_with_its_line(self):
+        config = self.write("size.toml", "\n[device]\nmemory = \"8 apples\"\n")
+        message = self.train(config=config)
+        self.assertEqual(message.returncode, 2)
+        self.assertIn("size.toml:3: device.memory", message.stderr)
+        self.assertIn("8 apples", message.stderr)
+
+    def test_setting_an_unknown_key_is_refused(self):
+        self.fails(2, ["train.stepz", "\"train.steps\""], "--set", "train.stepz=3")
+
+    def test_a_missing_configuration_is_named(self):
+        run = self.train(config=self.folder / "missing.toml")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("missing.toml", run.stderr)
+
+    def test_heads_must_divide_the_width(self):
+        self.fails(2, ["model.width (64)", "model.heads (3)"], "--set", "model.heads=3")
+
+    def test_an_unknown_option_is_refused(self):
+        self.fails(2, ["--frobnicate"], "--frobnicate")
+
+    def test_a_command_is_required(self):
+        run = subprocess.run([TERRACE], capture_output=True, text=True, check=False)
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("terrace --help", run.stderr)
+
+
+class Help(TrainTest):
+    def test_shows_an_example(self):
+        for arguments in [["--help"], ["train", "--help"]]:
+            run = subprocess.run([TERRACE, *arguments], capture_output=True, text=True, check=False)
+            self.assertEqual(run.returncode, 0)
+            self.assertIn("Example", run.stdout)
+            self.assertIn("terrace train", run.stdout)
+
+
+class SmallBudgets(TrainTest):
+    def test_a_device_too_small_for_an_operand_is_refused_at_the_start(self):
+        message = self.fails(3, ["device"], "--set", "device.memory=16KiB")
+        self.assertIn("device.memory", message)
+
+    def test_a_host_too_small_for_the_model_is_refused_at_the_start(self):
+        message = self.fails(3, ["host"], "--set", "host.memory=64KiB")
+        self.assertIn("host.memory", message)
+
+    def test_a_device_too_small_for_the_activations_is_refused_when_they_come(self):
+        metrics = self.folder / "metrics.jsonl"
+        message = self.fails(3, ["device"], "--metrics", metrics, "--set", "device.memory=2MiB", "--set",
+                             "train.micro_batch=64")
+        self.assertIn("device.memory", message)
+        self.assertTrue(metrics.exists(), "training had started")
+        self.assertEqual(metrics.read_text(encoding="utf-8"), "")
+
+
+class BadPaths(TrainTest):
+    def test_an_nvme_path_that_cannot_be_written_is_named(self):
+        below_a_file = self.text / "nvme"
+        self.fails(4, [below_a_file], "--set", f'nvme.paths=["{below_a_file}"]', "--set", "nvme.memory=64MiB")
+
+    def test_more_nvme_memory_than_the_disk_has_is_refused(self):
+        self.fails(4, ["nvme.memory"], "--set", f'nvme.paths=["{self.folder}/nvme"]', "--set", "nvme.memory=900000TiB")
+
+    def test_metrics_that_cannot_be_written_are_named(self):
+        self.fails(4, [self.text / "metrics"], "--metrics", self.text / "metrics")
+
+    def test_an_output_folder_that_cannot_be_made_is_named(self):
+        self.fails(4, [self.text / "output"], "--output", self.text / "output")
+
+
+class Training(TrainTest):
+    three_tiers = [
+        "--set", "host.memory=1536KiB", "--set", "nvme.paths=nvme", "--set", "nvme.memory=64MiB",
+        "--set", "placement.parameters={nvme=0.5,host=0.5}", "--set", "placement.optimizer={nvme=1.0}",
+        "--set", "placement.chunk=64KiB", "--set", "device.chunks=1MiB",
+    ]
+
+    def losses_agree(self, *arguments):
+        managed = self.metrics("managed.jsonl", *self.three_tiers, *arguments)
+        unmanaged = self.metrics("unmanaged.jsonl", "--unmanaged", *arguments)
+        self.assertEqual(len(managed), 3)
+        for field in ["step", "loss", "learning_rate", "gradient_norm", "tokens"]:
+            self.assertEqual([step[field] for step in managed], [step[field] for step in unmanaged], field)
+        return managed, unmanaged
+
+    def test_losses_equal_those_of_an_unmanaged_run_to_the_last_digit(self):
+        managed, _ = self.losses_agree()
+        self.assertEqual(len({step["loss"] for step in managed}), 3)
+        # The states are all zero before the first update: there is nothing to read.
+        self.assertTrue(all(step["bytes_moved"][link] > 0 for step in managed[1:] for link in LINKS), managed)
+
+    def test_losses_agree_in_bfloat16(self):
+        self.losses_agree("--set", "model.dtype=bfloat16")
+
+    def test_every_step_has_every_metric(self):
+        managed, unmanaged = self.losses_agree()
+        for run in [managed, unmanaged]:
+            self.assertEqual([step["step"] for step in run], [1, 2, 3])
+            for step in run:
+                self.assertEqual(list(step), METRICS)
+                self.assertEqual(list(step["bytes_moved"]), LINKS)
+                self.assertEqual(step["tokens"], 2 * 2 * 32)
+        for step in managed:
+            self.assertTrue(0 < step["device_bytes"] <= 8 << 20)
+            self.assertTrue(0 < step["host_bytes"] <= 3 << 19)
+            self.assertTrue(0 < step["nvme_bytes"] <= 64 << 20)
+        for step in unmanaged:
+            self.assertEqual([step[tier + "_bytes"] for tier in ["device", "host", "nvme"]], [0, 0, 0])
+            self.assertEqual(set(step["bytes_moved"].values()), {0})
+
+    def test_the_gradient_norm_is_null_without_clipping(self):
+        run = self.metrics("metrics.jsonl", "--set", "train.max_gradient_norm=0")
+        self.assertEqual([step["gradient_norm"] for step in run], [None] * 3)
+
+    def test_stopping_early_keeps_the_learning_rates(self):
+        whole = self.metrics("whole.jsonl", "--unmanaged")
+        begun = self.metrics("begun.jsonl", "--unmanaged", "--stop-after", "2")
+        for field in ["loss", "learning_rate"]:
+            self.assertEqual([step[field] for step in begun], [step[field] for step in whole[:2]])
+
+    def test_json_is_one_object_with_cases(self):
+        run = self.succeeds("--json", "--evaluate", "3", "--sample", "20", *self.three_tiers)
+        report = json.loads(run.stdout)
+        self.assertEqual(list(report), ["version", "machine", "cases"])
+        case = report["cases"][0]
+        self.assertEqual(case["name"], "train")
+        self.assertEqual(case["steps"], 3)
+        self.assertEqual(case["state_bytes"], 16 * case["parameters"])
+        self.assertGreater(case["held_out"]["loss"], 0)
+        self.assertGreater(case["held_out"]["byte_entropy"], 0)
+        for tier in case["tiers"].values():
+            self.assertTrue(0 < tier["peak_bytes"] <= tier["budget_bytes"])
+
+    def test_the_table_shows_each_tier_against_its_budget(self):
+        run = self.succeeds(*self.three_tiers, "--evaluate", "3", "--sample", "20", "--prompt", "line")
+        for expected in ["nvme", "budget", " 8MiB", " 1.50MiB", "held-out loss", "unigram entropy", "\nline", *LINKS]:
+            self.assertIn(expected, run.stdout)
+        self.assertIn("step 3/3", run.stderr)
+
+    def test_the_output_folder_repeats_the_run(self):
+        first = self.folder / "first"
+        self.succeeds("--output", first, "--sample", "20")
+        self.assertEqual({path.name for path in first.iterdir()},
+                         {"config.toml", "metrics.jsonl", "report.json", "sample.txt"})
+        again = self.metrics("again.jsonl", config=first / "config.toml")
+        losses = [json.loads(line)["loss"] for line in (first / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([step["loss"] for step in again], losses)
+
+    def test_an_interrupt_ends_the_run_after_the_step(self):
+        command = [TERRACE, "train", "--config", self.config, "--data", self.text, "--set", "train.steps=1000000"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            for line in run.stderr:
+                if line.startswith("step "):
+                    break
+            run.send_signal(signal.SIGINT)
+            output, errors = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, errors)
+        self.assertIn("interrupted after", output)
+        self.assertIn("nothing was saved", errors)
+
+
+if __name__ == "__main__":
+    if not TERRACE:
+        sys.exit("set TERRACE_BIN to the terrace program")
+    unittest.main()
