@@ -47,7 +47,7 @@ AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group) {
 
 AdamW::AdamW(Session& session, Options defaults)
     : Optimizer(all_parameters(session), std::make_unique<Options>(std::move(defaults))),
-      backend_(make_managed_backend(session, /*joins_all=*/true)) {
+      backend_(make_managed_backend(session, param_groups_, /*joins_all=*/true)) {
   for (const auto& group : param_groups_) {
     checked_options(group);
   }
@@ -55,7 +55,7 @@ AdamW::AdamW(Session& session, Options defaults)
 
 AdamW::AdamW(Session& session, const Groups& groups, Options defaults)
     : Optimizer(groups, std::make_unique<Options>(std::move(defaults))),
-      backend_(make_managed_backend(session, /*joins_all=*/false)) {
+      backend_(make_managed_backend(session, param_groups_, /*joins_all=*/false)) {
   for (const auto& group : param_groups_) {
     checked_options(group);
   }

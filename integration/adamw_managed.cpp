@@ -1,5 +1,6 @@
 // AdamW over managed chunks: copies what the update needs into a job and runs it.
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -13,8 +14,16 @@ namespace {
 
 class Managed final : public AdamWBackend {
  public:
-  Managed(std::weak_ptr<SessionState> state, bool joins_all) : state_(std::move(state)), joins_all_(joins_all) {
-    state_.lock()->add_optimizer_chunks();
+  Managed(const std::shared_ptr<SessionState>& state, const AdamW::Groups& groups, bool joins_all)
+      : state_(state), joins_all_(joins_all), joined_(state->parameters().size()) {
+    for (const auto& group : groups) {
+      for (const at::Tensor& tensor : group.params()) {
+        if (const ManagedParameter* parameter = state->find(tensor)) {
+          require_updatable(*parameter);
+        }
+      }
+    }
+    state->add_optimizer_chunks();
   }
 
   std::optional<double> step(AdamW::Groups& groups, double max_norm) override {
@@ -24,7 +33,7 @@ class Managed final : public AdamWBackend {
     }
     state->notice_dead_storages();
     if (joins_all_) {
-      join_new_parameters(*state, groups.at(0));
+      join_new_parameters(*state, groups);
     }
     state->add_optimizer_chunks();
 
@@ -66,32 +75,54 @@ class Managed final : public AdamWBackend {
       throw LogicError("AdamW: " + which + " has a gradient and is not managed by the session",
                        "call Session::manage on its module; if it was, its storage has been replaced since");
     }
-    if (!parameter->gradient_chunk) {
-      throw LogicError("AdamW: " + which + ", '" + parameter->name + "', needed no gradient when it came under management");
-    }
+    require_updatable(*parameter);
     return *parameter;
   }
 
-  /// Parameters managed since the last step join the default group.
-  void join_new_parameters(SessionState& state, torch::optim::OptimizerParamGroup& group) {
-    auto& known = group.params();
-    std::size_t trainable = 0;
-    for (const ManagedParameter& parameter : state.parameters()) {
-      if (parameter.gradient_chunk && trainable++ >= known.size()) {
-        known.push_back(parameter.tensor);
+  static void require_updatable(const ManagedParameter& parameter) {
+    const at::ScalarType type = parameter.tensor.scalar_type();
+    if (type != at::kFloat && type != at::kBFloat16) {
+      throw LogicError("AdamW updates float32 and bfloat16 parameters; '" + parameter.name + "' is " +
+                       c10::toString(type));
+    }
+    if (!parameter.gradient_chunk && parameter.tensor.grad().defined()) {
+      throw LogicError("AdamW: '" + parameter.name + "' has a gradient, and needed none when it came under management",
+                       "set requires_grad before Session::manage");
+    }
+  }
+
+  /// Parameters managed since the last step join the default group, but for those that are in a group already.
+  void join_new_parameters(SessionState& state, AdamW::Groups& groups) {
+    const auto& parameters = state.parameters();
+    const auto is_in_a_group = [&](const at::Tensor& tensor) {
+      return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+        return std::any_of(group.params().begin(), group.params().end(),
+                           [&](const at::Tensor& member) { return member.is_same(tensor); });
+      });
+    };
+    for (; joined_ < parameters.size(); ++joined_) {
+      const ManagedParameter& parameter = parameters[joined_];
+      if (parameter.gradient_chunk && !is_in_a_group(parameter.tensor)) {
+        groups.at(0).params().push_back(parameter.tensor);
+      }
+    }
+    for (const ManagedParameter& parameter : parameters) {
+      if (!parameter.gradient_chunk) {
+        require_updatable(parameter);  // it may have been unfrozen
       }
     }
   }
 
   const std::weak_ptr<SessionState> state_;
   const bool joins_all_;
+  std::size_t joined_;  ///< how many of the session's parameters have been looked at
   std::unordered_map<const ManagedParameter*, std::int64_t> steps_;
 };
 
 }  // namespace
 
-std::unique_ptr<AdamWBackend> make_managed_backend(Session& session, bool joins_all) {
-  return std::make_unique<Managed>(session.state(), joins_all);
+std::unique_ptr<AdamWBackend> make_managed_backend(Session& session, const AdamW::Groups& groups, bool joins_all) {
+  return std::make_unique<Managed>(session.state(), groups, joins_all);
 }
 
 }  // namespace terrace

@@ -20,6 +20,7 @@ namespace autograd = torch::autograd;
 /// What a parameter's two hooks share: the gradient set aside between them.
 struct ParkedGradient {
   at::Tensor gradient;
+  const void* restore = nullptr;  ///< the hook that puts it back
 };
 
 /// Before AccumulateGrad: sets aside what is accumulated, so that it sees none.
@@ -33,11 +34,11 @@ class Gradients::Park : public autograd::FunctionPreHook {
     if (!owner || owner->closed()) {
       return gradients;
     }
-    at::Tensor& current = parameter_.tensor.mutable_grad();
-    if (current.defined()) {
-      parked_->gradient = std::move(current);
-      current = at::Tensor();
+    if (autograd::impl::post_acc_grad_hooks(parameter_.tensor).get() != parked_->restore) {
+      owner->hook_restore(parameter_, parked_);  // the program has set a hook of its own since
     }
+    // What a backward that failed has left here is stale.
+    parked_->gradient = std::exchange(parameter_.tensor.mutable_grad(), {});
     return gradients;
   }
 
@@ -78,9 +79,14 @@ void Gradients::watch(ManagedParameter& parameter) {
   auto parked = std::make_shared<ParkedGradient>();
   parameter.accumulator = autograd::impl::grad_accumulator(parameter.tensor);
   parameter.accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), parameter, parked));
+  hook_restore(parameter, parked);
+}
+
+void Gradients::hook_restore(ManagedParameter& parameter, const std::shared_ptr<ParkedGradient>& parked) {
   auto next = std::move(autograd::impl::post_acc_grad_hooks(parameter.tensor));
-  autograd::impl::set_post_acc_grad_hooks(
-      parameter.tensor, std::make_unique<Restore>(weak_from_this(), parameter, std::move(parked), std::move(next)));
+  auto restore = std::make_unique<Restore>(weak_from_this(), parameter, parked, std::move(next));
+  parked->restore = restore.get();
+  autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::move(restore));
 }
 
 void Gradients::adopt(ManagedParameter& parameter) {
@@ -88,8 +94,12 @@ void Gradients::adopt(ManagedParameter& parameter) {
   if (!gradient.defined() || gradient.requires_grad()) {
     return;
   }
+  if (ManagedStorage::of(parameter.tensor) != parameter.storage.get()) {
+    return;  // the parameter has another storage now, perhaps of another shape; `step` says so
+  }
   const ManagedStorage* managed = ManagedStorage::of(gradient);
-  if (managed != nullptr && managed == parameter.gradient.lock().get()) {
+  if (managed != nullptr && managed == parameter.gradient.lock().get() && gradient.storage_offset() == 0 &&
+      gradient.strides() == parameter.tensor.strides()) {
     return;
   }
   if (gradient.layout() != at::kStrided) {

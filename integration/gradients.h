@@ -46,6 +46,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   class Park;
   class Restore;
 
+  /// Puts our post-accumulate hook before the one that is there.
+  void hook_restore(ManagedParameter& parameter, const std::shared_ptr<struct ParkedGradient>& parked);
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);
 

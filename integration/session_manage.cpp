@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -41,25 +41,38 @@ void require_manageable(const std::string& name, const at::Tensor& tensor) {
   }
 }
 
+/// Two tensors over one storage would have a gradient each, and one update.
+void require_same_tensor(const std::string& name, const at::Tensor& tensor, const at::Tensor& other) {
+  if (!tensor.is_same(other)) {
+    throw LogicError("parameter '" + name + "' cannot be managed: it shares its storage with another parameter",
+                     "to tie two parameters, register one tensor under both names");
+  }
+}
+
 std::uint64_t saturating_subtract(std::uint64_t from, std::uint64_t what) { return from - std::min(from, what); }
 
 }  // namespace
 
 void SessionState::manage(torch::nn::Module& module) {
   std::deque<ManagedParameter> found;
-  std::unordered_set<const c10::StorageImpl*> seen;
+  std::unordered_map<const c10::StorageImpl*, const at::Tensor*> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
-    if (!tensor.defined() || tensor.numel() == 0 || find(tensor) != nullptr) {
+    if (!tensor.defined() || tensor.numel() == 0) {
+      continue;
+    }
+    if (const ManagedParameter* known = find(tensor)) {
+      require_same_tensor(item.key(), tensor, known->tensor);
       continue;
     }
     if (ManagedStorage::of(tensor) != nullptr) {
       throw LogicError("parameter '" + item.key() + "' is left over from a session that has ended, where it did not fit");
     }
-    if (tensor.has_storage() && !seen.insert(&storage_of(tensor)).second) {
-      continue;  // tied: the same tensor under another name
-    }
     require_manageable(item.key(), tensor);
+    if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), &tensor); !is_new) {
+      require_same_tensor(item.key(), tensor, *other->second);
+      continue;  // tied: listed under another name too
+    }
     ManagedParameter parameter;
     parameter.name = item.key();
     parameter.tensor = tensor;
@@ -69,7 +82,8 @@ void SessionState::manage(torch::nn::Module& module) {
   std::vector<ManagedParameter> ordered(std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
   manage_parameters(ordered);
   for (const auto& item : module.named_buffers(/*recurse=*/true)) {
-    if (item.value().defined() && item.value().has_storage() && seen.insert(&storage_of(item.value())).second) {
+    if (item.value().defined() && item.value().has_storage() && ManagedStorage::of(item.value()) == nullptr &&
+        seen.emplace(&storage_of(item.value()), &item.value()).second) {
       manage_buffer(item.value());
     }
   }
@@ -77,6 +91,39 @@ void SessionState::manage(torch::nn::Module& module) {
 }
 
 void SessionState::manage_parameters(std::span<ManagedParameter> found) {
+  const std::size_t first_set = set_infos_.size();
+  try {
+    move_in(found);
+  } catch (...) {
+    // The module is as it was before; chunks made so far stay registered and hold nothing.
+    for (const ManagedParameter& parameter : found) {
+      if (parameter.storage) {
+        restore(*parameter.storage);
+      }
+    }
+    set_infos_.resize(chunk_sets_.size());
+    for (std::size_t set = first_set; set < set_infos_.size(); ++set) {
+      set_infos_[set].trainable = false;
+    }
+    throw;
+  }
+  const std::size_t first = parameters_.size();
+  for (ManagedParameter& parameter : found) {
+    parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
+    ManagedParameter& kept = parameters_.emplace_back(std::move(parameter));
+    by_storage_.emplace(kept.storage.get(), &kept);
+    if (kept.gradient_chunk) {
+      gradients_->watch(kept);
+    }
+  }
+  for (std::size_t i = first; i < parameters_.size(); ++i) {
+    if (parameters_[i].gradient_chunk) {
+      gradients_->adopt(parameters_[i]);
+    }
+  }
+}
+
+void SessionState::move_in(std::span<ManagedParameter> found) {
   // A group for each type, with and without gradients.
   std::vector<LayoutRun> runs;
   std::uint64_t built_on_host = 0;
@@ -121,15 +168,6 @@ void SessionState::manage_parameters(std::span<ManagedParameter> found) {
   for (std::size_t i = 0; i < gradient_chunks.size(); ++i) {
     chunk_sets_[gradient_chunks[i].set].gradient = add_chunk(gradient_chunks[i], gradient_homes[i]);
   }
-  for (ManagedParameter& parameter : found) {
-    parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
-    ManagedParameter& kept = parameters_.emplace_back(std::move(parameter));
-    by_storage_.emplace(kept.storage.get(), &kept);
-    if (kept.gradient_chunk) {
-      gradients_->watch(kept);
-      gradients_->adopt(kept);
-    }
-  }
 }
 
 void SessionState::fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members) {
@@ -165,11 +203,8 @@ void SessionState::add_optimizer_chunks() {
   for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
     for (std::uint32_t set = 0; set < chunk_sets_.size(); ++set) {
       const SetInfo& info = set_infos_[set];
-      if (!info.trainable || chunk_sets_[set].momentum) {
+      if (!info.trainable || chunk_sets_[set].momentum || (info.type != at::kFloat && info.type != at::kBFloat16)) {
         continue;
-      }
-      if (info.type != at::kFloat && info.type != at::kBFloat16) {
-        throw LogicError(std::string("AdamW updates float32 and bfloat16 parameters, not ") + c10::toString(info.type));
       }
       if (kind != Kind::master || needs_master(info.type)) {
         requests.push_back({set, kind});
@@ -286,6 +321,14 @@ void SessionState::check_room_to_work() const {
 void SessionState::restore_storages() {
   std::vector<std::shared_ptr<ManagedStorage>> storages;
   std::uint64_t bytes = 0;
+  std::vector<bool> used;
+  for (ManagedParameter& parameter : parameters_) {
+    parameter.accumulator.reset();  // it holds the tensor too
+    used.push_back(parameter.tensor.use_count() > 1 || parameter.tensor.storage().use_count() > 1);
+    if (!used.back()) {
+      parameter.tensor.mutable_grad().reset();
+    }
+  }
   {
     const std::scoped_lock lock(registry_->mutex);
     const auto add = [&](const std::shared_ptr<ManagedStorage>& storage) {
@@ -294,13 +337,11 @@ void SessionState::restore_storages() {
         storages.push_back(storage);
       }
     };
-    for (ManagedParameter& parameter : parameters_) {
-      parameter.accumulator.reset();  // it holds the tensor too
-      const bool used = parameter.tensor.use_count() > 1 || parameter.tensor.storage().use_count() > 1;
-      if (used) {
-        add(parameter.storage);
-        add(parameter.gradient.lock());
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (used[i]) {
+        add(parameters_[i].storage);
       }
+      add(parameters_[i].gradient.lock());  // the program may hold it longer than the parameter
     }
   }
   const std::uint64_t available = available_memory_bytes();

@@ -31,7 +31,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   ~SessionState() override;
 
   void manage(torch::nn::Module& module);
-  /// Gives every trainable chunk set its moments, and a master where it needs one. Throws OutOfMemory.
+  /// Gives every trainable chunk set that AdamW can update its moments, and a master where it needs one. Throws
+  /// OutOfMemory.
   void add_optimizer_chunks();
   /// Makes the model's tensors ordinary where they fit, and ends interception. Never throws.
   void close() noexcept;
@@ -65,6 +66,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   };
 
   void manage_parameters(std::span<ManagedParameter> found);
+  /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
+  void move_in(std::span<ManagedParameter> found);
   void manage_buffer(const at::Tensor& buffer);
   void fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members);
   /// Registers one chunk a request, at homes chosen by `shares`.

@@ -111,6 +111,16 @@ MemoryUsage AccessStream::usage() const {
   return usage;
 }
 
+/// Where nothing can be thrown to a caller, an error goes to everybody who asks from now on.
+template <class Event>
+void AccessStream::guarded(Event&& event) noexcept {
+  try {
+    event();
+  } catch (...) {
+    policy_.fail(std::current_exception());
+  }
+}
+
 void AccessStream::release(const Pin& pin) noexcept {
   std::vector<Access> accesses;
   accesses.reserve(pin.held_.size());
@@ -118,8 +128,10 @@ void AccessStream::release(const Pin& pin) noexcept {
     accesses.push_back(access);
   }
   const Lock lock(mutex_);
-  policy_.release(accesses);
-  carry_out_vacates(lock);
+  guarded([&] {
+    policy_.release(accesses);
+    carry_out_vacates(lock);
+  });
   changed_.notify_all();
 }
 
@@ -153,16 +165,18 @@ void AccessStream::carry_out(const Transfer& transfer, Lock& lock) noexcept {
     error = std::current_exception();
   }
   lock.lock();
-  if (error) {
-    policy_.transfer_failed(transfer, error);
-  } else {
-    policy_.transfer_done(transfer);
-  }
-  carry_out_vacates(lock);
+  guarded([&] {
+    if (error) {
+      policy_.transfer_failed(transfer, error);
+    } else {
+      policy_.transfer_done(transfer);
+    }
+    carry_out_vacates(lock);
+  });
   changed_.notify_all();
 }
 
-void AccessStream::carry_out_vacates(const Lock&) noexcept {
+void AccessStream::carry_out_vacates(const Lock&) {
   while (const auto vacate = policy_.next_vacate()) {
     mover_.vacate(*vacate);
     policy_.vacated(*vacate);

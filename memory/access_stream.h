@@ -94,7 +94,9 @@ class AccessStream {
   void release(const Pin& pin) noexcept;
   void settle(Request& request, Lock& lock);
   void carry_out(const Transfer& transfer, Lock& lock) noexcept;
-  void carry_out_vacates(const Lock& lock) noexcept;
+  void carry_out_vacates(const Lock& lock);
+  template <class Event>
+  void guarded(Event&& event) noexcept;
 
   const std::array<Budget*, tier_count> budgets_;
   Reservation staging_;

@@ -82,7 +82,7 @@ void Mover::add_chunk(ChunkId id, const ChunkInfo& info) {
   places_.back()->info = info;
 }
 
-void Mover::vacate(const Vacate& vacate) noexcept {
+void Mover::vacate(const Vacate& vacate) {
   ChunkPlace& place = *places_[vacate.chunk];
   switch (vacate.tier) {
     case Tier::device:

@@ -53,7 +53,7 @@ class Mover {
 
   void add_chunk(ChunkId id, const ChunkInfo& info);
   ChunkPlace& place(ChunkId id) { return *places_.at(id); }
-  void vacate(const Vacate& vacate) noexcept;
+  void vacate(const Vacate& vacate);
 
   /// Moves the bytes. Throws IoError, CorruptData or OutOfMemory; the source keeps its bytes.
   void run(const Transfer& transfer, ChunkPlace& place);

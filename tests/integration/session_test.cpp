@@ -32,7 +32,7 @@ Config tight() {
 /// The same with everything at rest on NVMe, and a host that holds little more than one update.
 Config tight_on_nvme(const TemporaryFolder& folder) {
   Config config = tight();
-  config.host.memory = 7 * chunk_bytes;
+  config.host.memory = 6 * chunk_bytes;
   config.nvme.paths = {folder.path()};
   config.nvme.memory = 4 << 20;
   const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
@@ -68,15 +68,20 @@ struct World {
     at::set_num_threads(1);
     torch::manual_seed(5);
     if (config != nullptr) {
+      host_holds_models = config->nvme.paths.empty();
       session.emplace(*config);
     }
   }
 
-  /// A model built under `construct` and managed.
+  /// Under `construct`, where the host has room for a model.
+  template <class Make>
+  auto make(Make&& make_it) {
+    return session && host_holds_models ? session->construct(make_it) : make_it();
+  }
+
   template <class Model, class... Arguments>
   std::shared_ptr<Model> build(Arguments... arguments) {
-    const auto make = [&] { return std::make_shared<Model>(arguments...); };
-    auto model = session ? session->construct(make) : make();
+    auto model = make([&] { return std::make_shared<Model>(arguments...); });
     manage(*model);
     return model;
   }
@@ -92,6 +97,7 @@ struct World {
     return session ? std::make_unique<AdamW>(*session, options) : std::make_unique<AdamW>(module.parameters(), options);
   }
 
+  bool host_holds_models = false;
   std::optional<Session> session;
 };
 
@@ -426,7 +432,7 @@ TEST(Session, a_weight_tied_under_two_names_is_managed_once) {
                           return std::make_unique<AdamW>(once, AdamW::Options(1e-2));
                         }();
     if (world.session) {
-      EXPECT_EQ(optimizer->parameters().size(), model->middle->parameters().size() + 1);
+      EXPECT_EQ(optimizer->param_groups()[0].params().size(), model->middle->parameters().size() + 1);
     }
     Tensors results;
     train(*model, *optimizer, 3, results);
@@ -439,18 +445,17 @@ TEST(Session, frozen_parameters_have_no_gradient_and_no_state_and_never_leave_th
   const TemporaryFolder folder;
   const Config config = tight_on_nvme(folder);
   World world(&config);
-  const auto model = world.session->construct([] {
+  const auto model = world.make([] {
     auto made = std::make_shared<Mlp>();
     for (at::Tensor& parameter : made->parameters()) {
       parameter.requires_grad_(false);
     }
     return made;
   });
-  const auto adapter = world.session->construct([] { return std::make_shared<Mlp>(1); });
   world.manage(*model);
-  world.manage(*adapter);
+  const auto adapter = world.build<Mlp>(1);
   AdamW optimizer(*world.session, AdamW::Options(1e-2));
-  EXPECT_EQ(optimizer.parameters().size(), 2u);
+  EXPECT_EQ(optimizer.param_groups()[0].params().size(), 2u);
   const auto step = [&] {
     at::Tensor x = batch();
     x = x + adapter->layers[0](x);
@@ -481,15 +486,14 @@ TEST(Session, frozen_parameters_have_no_gradient_and_no_state_and_never_leave_th
 
 TEST(Session, an_adapter_on_frozen_weights_trains_to_the_bits_of_unmanaged) {
   expect_the_bits_of_unmanaged([](World& world) {
-    const auto make = [] {
-      auto model = std::make_shared<Mlp>();
-      for (std::size_t i = 0; i < model->layers.size(); ++i) {
-        model->layers[i]->weight.requires_grad_(i % 3 == 1);
-        model->layers[i]->bias.requires_grad_(i % 2 == 0);
+    const auto model = world.make([] {
+      auto made = std::make_shared<Mlp>(9);
+      for (std::size_t i = 0; i < made->layers.size(); ++i) {
+        made->layers[i]->weight.requires_grad_(i % 3 == 1);
+        made->layers[i]->bias.requires_grad_(i % 2 == 0);
       }
-      return model;
-    };
-    const auto model = world.session ? world.session->construct(make) : make();
+      return made;
+    });
     world.manage(*model);
     const auto optimizer = world.adamw(*model);
     Tensors results;
@@ -548,17 +552,16 @@ TEST(Session, modules_that_are_added_later_can_be_managed_then) {
     auto optimizer = world.adamw(*model);
     Tensors results;
     train(*model, *optimizer, 2, results);
-    const auto make = [] { return torch::nn::Linear(Mlp::width, Mlp::width); };
-    auto added = world.session ? world.session->construct(make) : make();
+    torch::nn::Linear added(Mlp::width, Mlp::width);
     model->layers.push_back(model->register_module("added", added));
     world.manage(*model);
     if (!world.session) {  // in a session it joins by itself
-      optimizer->parameters().push_back(added->weight);
-      optimizer->parameters().push_back(added->bias);
+      optimizer->param_groups()[0].params().push_back(added->weight);
+      optimizer->param_groups()[0].params().push_back(added->bias);
     }
     train(*model, *optimizer, 3, results);
     if (world.session) {
-      EXPECT_EQ(optimizer->parameters().size(), 12u);
+      EXPECT_EQ(optimizer->param_groups()[0].params().size(), 12u);
       expect_refusal_naming("added.weight", [&] { added->weight.data_ptr(); });
     }
     add_copies(*model, results);
@@ -627,14 +630,6 @@ TEST(Session, kinds_sum_to_tiers_and_no_peak_exceeds_its_budget_at_any_moment) {
 }
 
 TEST(Session, its_end_leaves_ordinary_tensors_with_their_latest_bits_that_train_on) {
-  expect_the_bits_of_unmanaged([](World& world) {
-    const auto model = world.build<Normalized>();
-    Tensors results;
-    train(*model, *world.adamw(*model), 3, results);
-    model->forward(batch()).backward();  // gradients are there when it ends
-    return results;                      // the part after the end is the next test's
-  });
-
   const auto program = [](const Config* config) {
     World world(config);
     const auto model = world.build<Normalized>();
@@ -690,7 +685,7 @@ TEST(Session, tensors_made_before_it_are_not_counted) {
   World world(&config);
   EXPECT_LT(world.session->memory_usage().now(Tier::device), 4096u);
   EXPECT_EQ(before.sum().item<float>(), 1 << 20);
-  before = {};
+  before.reset();
   EXPECT_LT(world.session->memory_usage().now(Tier::device), 4096u);
 }
 

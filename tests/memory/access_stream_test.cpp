@@ -1,11 +1,12 @@
 #include "memory/access_stream.h"
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <fstream>
 #include <future>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <string>
 #include <thread>

@@ -64,6 +64,7 @@ class Worker {
 
   int granted() const { return granted_; }
   int refused() const { return refused_; }
+  const std::string& last_refusal() const { return last_refusal_; }
 
  private:
   struct Operand {
@@ -197,10 +198,6 @@ class Worker {
     return true;
   }
 
- public:
-  const std::string& last_refusal() const { return last_refusal_; }
-
- private:
   StreamWorld& world_;
   const std::uint64_t number_;
   std::mt19937_64 random_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -84,13 +85,15 @@ class StreamWorld {
 
 /// The bytes that stand for one writing of a chunk; stamp 0 is zeros, as of a chunk never written.
 inline std::vector<std::byte> pattern(std::uint64_t stamp, std::uint64_t bytes) {
-  std::vector<std::uint64_t> words((bytes + 7) / 8, 0);
-  if (stamp != 0) {
-    std::uint64_t word = stamp * 0x9e3779b97f4a7c15;
-    for (std::uint64_t& each : words) each = word += 0x2545f4914f6cdd1d;
-  }
   std::vector<std::byte> result(bytes);
-  std::memcpy(result.data(), words.data(), bytes);
+  if (stamp == 0) return result;
+  std::array<std::uint64_t, 64> block;
+  std::uint64_t word = stamp * 0x9e3779b97f4a7c15;
+  for (std::uint64_t& each : block) each = word += 0x2545f4914f6cdd1d;
+  for (std::uint64_t offset = 0; offset < bytes; offset += sizeof block) {
+    block[0] += 1;  // no two blocks are the same
+    std::memcpy(result.data() + offset, block.data(), std::min<std::uint64_t>(sizeof block, bytes - offset));
+  }
   return result;
 }
 

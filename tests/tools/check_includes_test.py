@@ -60,6 +60,8 @@ class CheckIncludes(unittest.TestCase):
     def test_a_test_follows_the_rules_of_its_floor(self):
         self.refuses("tests/base/error_test.cpp", '#include "memory/policy.h"\n')
         self.refuses("tests/memory/policy_test.cpp", "#include <torch/torch.h>\n")
+        self.refuses("tests/memory/policy_test.cpp", "#include <terrace/terrace.h>\n")
+        self.accepts("tests/integration/session_test.cpp", "#include <terrace/terrace.h>\n")
         self.refuses("memory/policy.cpp", '#include "tests/memory/reference.h"\n')
         self.accepts("tests/memory/policy_test.cpp", '#include "tests/memory/reference.h"\n#include "offload/tier.h"\n')
 

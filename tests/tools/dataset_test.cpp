@@ -114,8 +114,8 @@ TEST_F(DatasetTest, holds_out_other_files_than_those_that_come_last_by_name) {
 }
 
 TEST_F(DatasetTest, reads_no_more_than_it_was_told) {
-  file("texts/a", counting(300));
-  file("texts/b", counting(300));
+  file("texts/a", std::string(300, 'a'));
+  file("texts/b", std::string(300, 'b'));
   const Dataset dataset({folder_ / "texts"}, 8, 400);
   EXPECT_EQ(dataset.training().size() + dataset.held_out().size(), 400U);
 }
