@@ -44,6 +44,7 @@ set(CMAKE_JOB_POOL_COMPILE compile)
 set(CMAKE_JOB_POOL_LINK link)
 
 if(TERRACE_SANITIZE)
-  add_compile_options(-fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
+  # -Og with line numbers only: half the compile time of -O1 -g.
+  add_compile_options(-fsanitize=${TERRACE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -Og -g1)
   add_link_options(-fsanitize=${TERRACE_SANITIZE})
 endif()

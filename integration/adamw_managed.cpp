@@ -81,7 +81,7 @@ class Managed final : public AdamWBackend {
 
   static void require_updatable(const ManagedParameter& parameter) {
     const at::ScalarType type = parameter.tensor.scalar_type();
-    if (type != at::kFloat && type != at::kBFloat16) {
+    if (parameter.gradient_chunk && type != at::kFloat && type != at::kBFloat16) {
       throw LogicError("AdamW updates float32 and bfloat16 parameters; '" + parameter.name + "' is " +
                        c10::toString(type));
     }
@@ -107,9 +107,7 @@ class Managed final : public AdamWBackend {
       }
     }
     for (const ManagedParameter& parameter : parameters) {
-      if (!parameter.gradient_chunk) {
-        require_updatable(parameter);  // it may have been unfrozen
-      }
+      require_updatable(parameter);  // it may have been unfrozen
     }
   }
 

@@ -17,6 +17,8 @@
 
 namespace terrace {
 
+struct ParkedGradient;
+
 class Gradients : public std::enable_shared_from_this<Gradients> {
  public:
   Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry);
@@ -47,7 +49,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   class Restore;
 
   /// Puts our post-accumulate hook before the one that is there.
-  void hook_restore(ManagedParameter& parameter, const std::shared_ptr<struct ParkedGradient>& parked);
+  void hook_restore(ManagedParameter& parameter, const std::shared_ptr<ParkedGradient>& parked);
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);
 

@@ -41,6 +41,10 @@ OpTraits traits_of(const c10::OperatorHandle& op) {
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return traits;
   }
+  // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it resizes.
+  if (op.hasTag(at::Tag::inplace_view) && !op.schema().name().starts_with("aten::resize")) {
+    return traits;
+  }
   for (const c10::Argument& result : op.schema().returns()) {
     if (result.alias_info() != nullptr && !writes_through(result.alias_info())) {
       return traits;  // a view

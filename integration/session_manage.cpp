@@ -55,7 +55,7 @@ std::uint64_t saturating_subtract(std::uint64_t from, std::uint64_t what) { retu
 
 void SessionState::manage(torch::nn::Module& module) {
   std::deque<ManagedParameter> found;
-  std::unordered_map<const c10::StorageImpl*, const at::Tensor*> seen;
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     if (!tensor.defined() || tensor.numel() == 0) {
@@ -69,8 +69,8 @@ void SessionState::manage(torch::nn::Module& module) {
       throw LogicError("parameter '" + item.key() + "' is left over from a session that has ended, where it did not fit");
     }
     require_manageable(item.key(), tensor);
-    if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), &tensor); !is_new) {
-      require_same_tensor(item.key(), tensor, *other->second);
+    if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
+      require_same_tensor(item.key(), tensor, other->second);
       continue;  // tied: listed under another name too
     }
     ManagedParameter parameter;
@@ -83,7 +83,7 @@ void SessionState::manage(torch::nn::Module& module) {
   manage_parameters(ordered);
   for (const auto& item : module.named_buffers(/*recurse=*/true)) {
     if (item.value().defined() && item.value().has_storage() && ManagedStorage::of(item.value()) == nullptr &&
-        seen.emplace(&storage_of(item.value()), &item.value()).second) {
+        seen.emplace(&storage_of(item.value()), item.value()).second) {
       manage_buffer(item.value());
     }
   }

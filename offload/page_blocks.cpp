@@ -1,10 +1,9 @@
 #include "offload/page_blocks.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <sys/mman.h>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -18,7 +17,8 @@ constexpr std::uint64_t huge_page_bytes = 2 * 1024 * 1024;
 std::byte* map_pages(std::uint64_t bytes) {
   // Blocks that can hold huge pages start at the boundary of one.
   const std::uint64_t slack = bytes >= huge_page_bytes ? huge_page_bytes : 0;
-  void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) {
     throw OutOfMemory("device: mapping " + format_bytes(bytes) + " failed: " + std::strerror(errno),
                       "lower device.memory or host.memory to what the machine has");

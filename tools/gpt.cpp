@@ -13,7 +13,8 @@ namespace {
 namespace nn = torch::nn;
 namespace functional = torch::nn::functional;
 
-constexpr double kDeviation = 0.02;
+constexpr double kDeviation = 0.02;          // of weights, and of embeddings of tokens
+constexpr double kPositionDeviation = 0.01;  // of embeddings of positions
 
 void initialise(nn::Linear& linear, double deviation) {
   nn::init::normal_(linear->weight, 0.0, deviation);
@@ -74,7 +75,7 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
   for (std::int64_t layer = 0; layer < options.layers; ++layer) layers_->push_back(GptLayer(options));
   norm_ = register_module("norm", norm(options.width));
   nn::init::normal_(embedding_->weight, 0.0, kDeviation);
-  nn::init::normal_(positions_->weight, 0.0, kDeviation);
+  nn::init::normal_(positions_->weight, 0.0, kPositionDeviation);
 }
 
 at::Tensor GptImpl::logits(const at::Tensor& tokens) {

@@ -1,5 +1,6 @@
 /// The `terrace` command: reads the command line and turns errors into exit codes.
 
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -18,8 +19,16 @@
 namespace terrace {
 namespace {
 
-/// A check that does not show in the help.
-CLI::Validator unnamed(CLI::Validator validator) { return validator.description(""); }
+/// Whole numbers only; what CLI11 brings shows in the help, and names the largest double.
+CLI::Validator at_least(std::int64_t least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        std::int64_t value = 0;
+        const bool whole = CLI::detail::lexical_cast(text, value) && value >= least;
+        return whole ? std::string() : "found " + text + "; accepted: a whole number from " + std::to_string(least);
+      },
+      "");
+}
 
 constexpr const char* kTrainFooter =
     "Example: a small model on any text, with 64 MiB on the device and the rest on the host:\n"
@@ -50,13 +59,13 @@ CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
   train->add_flag("--unmanaged", options.unmanaged, "Train with plain LibTorch, all in memory: the same losses");
   train->add_option("--stop-after", options.stop_after, "End after so many steps of train.steps")
       ->type_name("STEPS")
-      ->check(unnamed(CLI::PositiveNumber));
+      ->check(at_least(1));
   train->add_option("--evaluate", options.evaluate, "Held-out batches to measure after training")
       ->type_name("BATCHES")
-      ->check(unnamed(CLI::NonNegativeNumber));
+      ->check(at_least(0));
   train->add_option("--sample", options.sample, "Bytes to generate after training")
       ->type_name("BYTES")
-      ->check(unnamed(CLI::NonNegativeNumber));
+      ->check(at_least(0));
   train->add_option("--prompt", options.prompt, "What the sample continues")->type_name("TEXT");
   train->add_flag("--json", options.json, "Report as JSON");
   train->footer(kTrainFooter);

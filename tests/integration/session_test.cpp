@@ -287,6 +287,7 @@ TEST(Session, in_place_writes_to_parameters_are_honoured_and_survive_eviction) {
         model->layers[1]->weight.data().clamp_(-0.05, 0.05);
         model->layers[2]->weight.copy_(model->layers[5]->weight);
         model->layers[3]->bias.slice(0, 10, 20).fill_(0.25);
+        at::_foreach_add_({model->layers[1]->bias, model->layers[2]->bias}, 0.01);
         torch::add_out(model->layers[4]->bias, model->layers[3]->bias, torch::ones({Mlp::width}));
       }
       torch::nn::init::xavier_uniform_(model->layers[4]->weight);

@@ -353,7 +353,8 @@ TEST_F(AccessStreamTest, who_waits_is_served_while_another_threads_transfer_is_s
   auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::activation); });
   gates[1].await_arrival();
   gates[0].open();
-  while (world.state(first, device) != CopyState::absent) std::this_thread::yield();
+  const auto left = [&](ChunkId chunk) { return world.state(chunk, device) == CopyState::absent; };
+  while (!left(first) && !left(second)) std::this_thread::yield();
 
   // The first thread now waits for the transfer of the second. Freed room serves it without that.
   world.stream.free(2 * granule, Kind::other);

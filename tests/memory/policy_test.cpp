@@ -156,6 +156,20 @@ TEST(Policy, evicts_the_copy_used_longest_ago) {
   EXPECT_THAT(world.take_actions(), ElementsAre(vacates(chunks[1], device), moves(chunks[3], host, device)));
 }
 
+TEST(Policy, a_copy_is_used_until_its_pin_ends) {
+  World world(2, 8);
+  const ChunkId long_held = world.written(host);
+  const ChunkId used_meanwhile = world.written(host);
+  const ChunkId wanted = world.written(host);
+  Call& holder = world.acquire({reads(long_held)});
+  world.run();
+  world.read(used_meanwhile, device);
+  world.release(holder);
+  world.take_actions();
+  world.read(wanted, device);
+  EXPECT_THAT(world.take_actions(), ElementsAre(vacates(used_meanwhile, device), moves(wanted, host, device)));
+}
+
 TEST(Policy, drops_a_clean_copy_without_a_transfer) {
   World world(1, 4);
   const ChunkId clean = world.written(host);
@@ -454,20 +468,22 @@ TEST(Policy, is_refused_when_only_pinned_copies_are_left) {
   EXPECT_TRUE(holder.granted());
 }
 
-/// The call of `is_refused_when_only_pinned_copies_are_left` and its like under another device budget.
+/// The call that `scene` ends with is granted by a device of `enough_mib`, and each smaller one names that size.
 template <class Scene>
-void expect_smallest_device_memory(std::uint64_t enough_mib, Scene&& scene) {
+void expect_smallest_device_memory(std::uint64_t enough_mib, std::uint64_t least_mib, Scene&& scene) {
   World enough(enough_mib, 16);
   Call& granted = scene(enough);
   EXPECT_TRUE(granted.granted()) << granted.error_text();
-  World less(enough_mib - 1, 16);
-  Call& refused = scene(less);
-  EXPECT_TRUE(refused.refused_with<OutOfMemory>());
-  EXPECT_THAT(refused.error_text(), HasSubstr("at least " + format_bytes(enough_mib * MiB)));
+  for (std::uint64_t mib = least_mib; mib < enough_mib; ++mib) {
+    World less(mib, 16);
+    Call& refused = scene(less);
+    EXPECT_TRUE(refused.refused_with<OutOfMemory>()) << mib;
+    EXPECT_THAT(refused.error_text(), HasSubstr("at least " + format_bytes(enough_mib * MiB))) << mib;
+  }
 }
 
 TEST(Policy, the_setting_that_a_refusal_names_is_enough_and_the_smallest) {
-  expect_smallest_device_memory(4, [](World& world) -> Call& {
+  expect_smallest_device_memory(4, 2, [](World& world) -> Call& {
     const ChunkId pinned = world.written(host);
     const ChunkId wanted = world.fresh(host, 2);
     EXPECT_TRUE(world.allocate(MiB).granted());
@@ -480,19 +496,20 @@ TEST(Policy, the_setting_that_a_refusal_names_is_enough_and_the_smallest) {
 }
 
 TEST(Policy, the_setting_that_a_refusal_names_covers_all_operands_of_the_request) {
-  expect_smallest_device_memory(4, [](World& world) -> Call& {
+  expect_smallest_device_memory(5, 1, [](World& world) -> Call& {
     const ChunkId large = world.fresh(host, 2);
     const ChunkId first = world.written(host);
     const ChunkId second = world.written(host);
+    const ChunkId third = world.written(host);
     world.read(second, device);
-    Call& call = world.acquire({reads(large), reads(first), reads(second), reads(first)});
+    Call& call = world.acquire({reads(large), reads(first), reads(second), reads(third), reads(first)});
     world.run();
     return call;
   });
 }
 
 TEST(Policy, the_setting_that_a_refused_tensor_names_is_enough_and_the_smallest) {
-  expect_smallest_device_memory(6, [](World& world) -> Call& {
+  expect_smallest_device_memory(6, 2, [](World& world) -> Call& {
     const ChunkId pinned = world.written(host);
     const ChunkId evictable = world.written(host);
     world.read(evictable, device);

@@ -1,0 +1,391 @@
+// What is not allowed fails clearly: by name, typed, with the way out, and leaves the session usable.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "tests/base/temporary_folder.h"
+#include "tests/integration/small_gpt.h"
+
+namespace terrace::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t chunk_bytes = 16 << 10;
+constexpr std::int64_t width = 64;  // a weight fills a chunk: its bias lies in another one
+
+Config tight() {
+  at::set_num_threads(1);
+  Config config;
+  config.device.memory = 4 << 20;
+  config.device.chunks = 3 * chunk_bytes;
+  config.host.memory = 4 << 20;
+  config.placement.chunk = chunk_bytes;
+  config.log.level = LogLevel::off;
+  return config;
+}
+
+struct Mlp : torch::nn::Module {
+  explicit Mlp(int depth = 4) {
+    for (int i = 0; i < depth; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) {
+      x = torch::tanh(layer(x));
+    }
+    return x.pow(2).mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+at::Tensor batch() { return torch::randn({8, width}); }
+
+template <class Call>
+void expect_logic_error(const ::testing::Matcher<std::string>& text, Call&& call) {
+  try {
+    call();
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const LogicError& error) {
+    EXPECT_THAT(std::string(error.what()), text);
+  }
+}
+
+template <class Expected>
+std::optional<Expected> last_error_as(const Session& session) {
+  if (session.last_error() == nullptr) {
+    return std::nullopt;
+  }
+  try {
+    std::rethrow_exception(session.last_error());
+  } catch (const Expected& error) {
+    return error;
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+/// What follows "at least " in a hint.
+std::string smallest_in(const std::string& hint) {
+  const std::string marker = "at least ";
+  const std::size_t begin = hint.find(marker);
+  if (begin == std::string::npos) {
+    return "";
+  }
+  return hint.substr(begin + marker.size(), hint.find_first_of(", ", begin + marker.size()) - begin - marker.size());
+}
+
+}  // namespace
+
+TEST(Misuse, a_second_session_beside_a_live_one_is_refused_and_harms_neither) {
+  std::optional<Session> first(tight());
+  Mlp model;
+  first->manage(model);
+  expect_logic_error(HasSubstr("session"), [] { Session second(tight()); });
+  EXPECT_NO_THROW(model.forward(batch()).backward());
+  first.reset();
+  EXPECT_NO_THROW(Session third(tight()));
+}
+
+TEST(Misuse, a_session_that_could_not_begin_does_not_stand_in_the_way_of_the_next) {
+  Config config = tight();
+  config.host.memory = 4096;
+  EXPECT_THROW(Session session(config), OutOfMemory);
+  EXPECT_NO_THROW(Session session(tight()));
+}
+
+TEST(Misuse, a_step_after_the_session_has_ended_is_refused) {
+  std::optional<Session> session(tight());
+  Mlp model;
+  session->manage(model);
+  AdamW optimizer(*session, AdamW::Options(1e-2));
+  model.forward(batch()).backward();
+  session.reset();
+  expect_logic_error(HasSubstr("session"), [&] { optimizer.step(); });
+  EXPECT_NO_THROW(optimizer.zero_grad());
+  session.emplace(tight());  // another session is not the optimizer's
+  expect_logic_error(HasSubstr("session"), [&] { optimizer.step(); });
+}
+
+TEST(Misuse, the_archive_of_an_optimizer_is_refused_in_favour_of_the_sessions) {
+  Session session(tight());
+  Mlp model;
+  session.manage(model);
+  AdamW optimizer(session, AdamW::Options(1e-2));
+  expect_logic_error(HasSubstr("Session::save"), [&] {
+    torch::serialize::OutputArchive archive;
+    optimizer.save(archive);
+  });
+  expect_logic_error(HasSubstr("Session::save"), [&] {
+    std::ostringstream stream;
+    torch::save(optimizer, stream);
+  });
+  expect_logic_error(HasSubstr("Session::save"), [&] {
+    torch::serialize::InputArchive archive;
+    optimizer.load(archive);
+  });
+}
+
+TEST(Misuse, chunks_below_one_ops_operands_are_refused_with_the_smallest_setting_that_suffices) {
+  Config config = tight();
+  config.device.chunks = chunk_bytes;  // weight and bias of a layer are two chunks
+  std::string smallest;
+  {
+    Session session(config);
+    Mlp model;
+    session.manage(model);
+    try {
+      model.forward(batch());
+      FAIL() << "the op ran";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("'layer0."), HasSubstr("device.chunks"), HasSubstr("at least")));
+    }
+    const auto error = last_error_as<OutOfMemory>(session);
+    ASSERT_TRUE(error.has_value());
+    smallest = smallest_in(error->hint());
+    EXPECT_NO_THROW(model.layers[0]->weight.sum()) << "an op that fits still runs";
+  }
+  for (const bool enough : {false, true}) {
+    Config second = tight();
+    second.set("device.chunks=" + smallest);
+    second.device.chunks = second.device.chunks.value() - (enough ? 0 : 4096);
+    Session session(second);
+    Mlp model;
+    session.manage(model);
+    if (enough) {
+      EXPECT_NO_THROW(model.forward(batch()));
+    } else {
+      EXPECT_THROW(model.forward(batch()), c10::Error);
+    }
+  }
+}
+
+TEST(Misuse, a_device_below_one_ops_operands_is_refused_with_the_smallest_setting_that_suffices) {
+  const auto run = [](Session& session, Mlp& model) {
+    session.manage(model);
+    const torch::NoGradGuard no_grad;
+    model.layers[0]->bias.add_(model.layers[1]->bias);  // two chunks, and nothing else is allocated
+  };
+  Config config = tight();
+  config.device.chunks.reset();
+  config.device.memory = 2 * chunk_bytes;  // the batch is there as well
+  std::string smallest;
+  {
+    Mlp model;
+    Session session(config);
+    const at::Tensor x = batch();
+    EXPECT_THROW(run(session, model), c10::Error);
+    const auto error = last_error_as<OutOfMemory>(session);
+    ASSERT_TRUE(error.has_value());
+    EXPECT_THAT(error->hint(), HasSubstr("device."));
+    smallest = smallest_in(error->hint());
+  }
+  for (const bool enough : {false, true}) {
+    Config second = config;
+    second.set("device.memory=" + smallest);
+    second.device.memory = second.device.memory.value() - (enough ? 0 : 64);
+    Mlp model;
+    Session session(second);
+    const at::Tensor x = batch();
+    if (enough) {
+      EXPECT_NO_THROW(run(session, model)) << smallest;
+    } else {
+      EXPECT_THROW(run(session, model), c10::Error) << smallest;
+    }
+  }
+}
+
+TEST(Misuse, a_budget_below_what_must_rest_is_refused_by_manage_with_a_hint) {
+  Config config = tight();
+  config.host.memory = 4 * chunk_bytes;
+  config.device.memory = 4 << 20;
+  Mlp model(8);
+  Session session(config);
+  try {
+    session.manage(model);
+    FAIL() << "it fitted";
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.hint(), HasSubstr("host.memory"));
+  }
+}
+
+namespace {
+
+struct WithView : torch::nn::Module {
+  explicit WithView(bool whole) {
+    base = register_parameter("base", torch::randn({width, width}));
+    const at::Tensor view = whole ? base.detach() : base.detach()[3];
+    window = register_parameter("window", view);
+  }
+  at::Tensor base, window;
+};
+
+}  // namespace
+
+TEST(Misuse, a_parameter_that_is_a_view_of_another_is_refused_by_name) {
+  for (const bool whole : {false, true}) {
+    SCOPED_TRACE(whole ? "of all of it" : "of a part");
+    Session session(tight());
+    WithView model(whole);
+    expect_logic_error(AllOf(HasSubstr("'window'"), HasSubstr("storage")), [&] { session.manage(model); });
+    EXPECT_NO_THROW(model.base.data_ptr()) << "what was refused stays as it was";
+  }
+}
+
+TEST(Misuse, a_parameter_that_is_a_view_of_a_managed_one_is_refused_by_name) {
+  Session session(tight());
+  Mlp model;
+  session.manage(model);
+  torch::nn::Module other;
+  other.register_parameter("stolen", model.layers[0]->weight.detach());
+  expect_logic_error(AllOf(HasSubstr("'stolen'"), HasSubstr("storage")), [&] { session.manage(other); });
+}
+
+TEST(Misuse, a_buffer_over_a_managed_parameter_is_left_to_it) {
+  Session session(tight());
+  Mlp model;
+  model.register_buffer("weight_again", model.layers[0]->weight.detach());
+  session.manage(model);
+  EXPECT_NO_THROW(session.manage(model));
+  EXPECT_ANY_THROW(model.layers[0]->weight.data_ptr());
+  EXPECT_TRUE(torch::equal(model.named_buffers()["weight_again"], model.layers[0]->weight));
+}
+
+TEST(Misuse, a_parameter_whose_storage_was_replaced_is_refused_at_the_step_by_its_position) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    Session session(tight());
+    Mlp model;
+    session.manage(model);
+    std::vector<at::Tensor> weights, biases;
+    for (auto& layer : model.layers) {
+      weights.push_back(layer->weight);
+      biases.push_back(layer->bias);
+    }
+    AdamW optimizer(session, {torch::optim::OptimizerParamGroup(biases), torch::optim::OptimizerParamGroup(weights)},
+                    AdamW::Options(1e-2));
+    const at::Tensor other_before = model.layers[0]->weight.detach().clone();
+    model.layers[2]->weight.set_data(torch::zeros({width, width}, type));
+    model.layers[2]->weight.sum().backward();
+    model.layers[0]->weight.sum().backward();
+    expect_logic_error(AllOf(HasSubstr("parameter 2 of group 1"), HasSubstr("replaced")), [&] { optimizer.step(); });
+    EXPECT_TRUE(same_bits(model.layers[0]->weight.detach().clone(), other_before)) << "nothing was updated";
+  }
+}
+
+TEST(Misuse, a_parameter_that_was_never_managed_is_refused_at_the_step_by_its_position) {
+  Session session(tight());
+  Mlp model, stranger;
+  session.manage(model);
+  AdamW optimizer(session, {torch::optim::OptimizerParamGroup({model.layers[0]->weight, stranger.layers[0]->weight})},
+                  AdamW::Options(1e-2));
+  stranger.forward(batch()).backward();
+  expect_logic_error(AllOf(HasSubstr("parameter 1 of group 0"), HasSubstr("manage")), [&] { optimizer.step(); });
+}
+
+namespace {
+
+/// Everything at rest on NVMe, beside a host that keeps next to nothing.
+Config on_nvme(const TemporaryFolder& folder) {
+  Config config = tight();
+  config.host.memory = 6 * chunk_bytes;
+  config.nvme.paths = {folder.path()};
+  config.nvme.memory = 4 << 20;
+  config.placement.parameters = config.placement.gradients = config.placement.optimizer =
+      Config::Shares{.device = 0, .host = 0, .nvme = 1};
+  return config;
+}
+
+/// Flips a byte in each page of the store's extents.
+void damage_store(const std::filesystem::path& folder) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    ASSERT_TRUE(file.good()) << entry.path();
+    const auto size = std::filesystem::file_size(entry.path());
+    for (std::uintmax_t at = 4096 + 123; at < size; at += 4096) {
+      char byte = 0;
+      file.seekg(static_cast<std::streamoff>(at)).read(&byte, 1);
+      byte = static_cast<char>(byte ^ 0x10);
+      file.seekp(static_cast<std::streamoff>(at)).write(&byte, 1);
+    }
+    ASSERT_TRUE(file.good()) << entry.path();
+    ++files;
+  }
+  ASSERT_EQ(files, 1);
+}
+
+}  // namespace
+
+TEST(Misuse, an_nvme_file_that_was_damaged_surfaces_as_corrupt_data_and_as_an_error_of_the_op) {
+  const TemporaryFolder folder;
+  const auto session = std::make_unique<Session>(on_nvme(folder));
+  Mlp model(8);
+  session->manage(model);
+  for (auto& layer : model.layers) {
+    layer->weight.sum();
+  }
+  damage_store(folder.path());
+  std::string damaged;
+  for (auto& item : model.named_parameters()) {
+    try {
+      item.value().sum();
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("'" + item.key() + "'"), HasSubstr(folder.path().string())));
+      damaged = item.key();
+    }
+  }
+  ASSERT_FALSE(damaged.empty()) << "everything was elsewhere";
+  const auto error = last_error_as<CorruptData>(*session);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->what(), HasSubstr(folder.path().string()));
+}
+
+TEST(Misuse, bytes_that_are_damaged_at_the_end_leave_their_parameters_guarded) {
+  const TemporaryFolder folder;
+  auto session = std::make_unique<Session>(on_nvme(folder));
+  const auto model = std::make_shared<Mlp>(8);
+  session->manage(*model);
+  for (auto& layer : model->layers) {
+    layer->weight.sum();
+  }
+  damage_store(folder.path());
+  session.reset();  // does not throw
+  int guarded = 0;
+  for (auto& item : model->named_parameters()) {
+    try {
+      item.value().data_ptr();
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("'" + item.key() + "'"));
+      ++guarded;
+    }
+  }
+  EXPECT_GT(guarded, 0);
+  // And are told from others by the next session.
+  Session next(tight());
+  expect_logic_error(HasSubstr("left over"), [&] { next.manage(*model); });
+}
+
+TEST(Misuse, damage_that_the_update_meets_reaches_the_caller_of_step) {
+  const TemporaryFolder folder;
+  Session session(on_nvme(folder));
+  Mlp model(8);
+  session.manage(model);
+  AdamW optimizer(session, AdamW::Options(1e-2));
+  for (int i = 0; i < 2; ++i) {
+    optimizer.zero_grad();
+    model.forward(batch()).backward();
+    if (i == 0) {
+      optimizer.step();
+    }
+  }
+  damage_store(folder.path());
+  EXPECT_THROW(optimizer.step(), CorruptData);
+}
+
+}  // namespace terrace::testing
