@@ -1,8 +1,8 @@
 #include "integration/adamw.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <utility>
+
+#include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
 #include "integration/adamw_backend.h"

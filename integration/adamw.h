@@ -8,12 +8,12 @@
 /// Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 #pragma once
 
-#include <torch/csrc/api/include/torch/optim/adamw.h>
-#include <torch/csrc/api/include/torch/optim/optimizer.h>
-
 #include <memory>
 #include <optional>
 #include <vector>
+
+#include <torch/csrc/api/include/torch/optim/adamw.h>
+#include <torch/csrc/api/include/torch/optim/optimizer.h>
 
 #include "integration/session.h"
 

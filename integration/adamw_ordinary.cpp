@@ -1,9 +1,9 @@
 // AdamW over ordinary tensors: the same kernels, at once. What managed training must equal bit for bit.
 
+#include <unordered_map>
+
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
-
-#include <unordered_map>
 
 #include "base/error.h"
 #include "integration/adamw_backend.h"

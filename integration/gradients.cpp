@@ -1,5 +1,8 @@
 #include "integration/gradients.h"
 
+#include <cstring>
+#include <utility>
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
@@ -7,9 +10,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <cstring>
-#include <utility>
 
 #include "base/error.h"
 
@@ -156,8 +156,8 @@ at::Tensor Gradients::make(ManagedParameter& parameter) {
   const at::Tensor& tensor = parameter.tensor;
   const std::size_t item_bytes = tensor.element_size();
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), parameter.elements * item_bytes,
-      c10::DataPtr(nullptr, tensor.device()), /*allocator=*/nullptr, /*resizable=*/false);
+      c10::StorageImpl::use_byte_size_t(), parameter.elements * item_bytes, c10::DataPtr(nullptr, tensor.device()),
+      /*allocator=*/nullptr, /*resizable=*/false);
   const ChunkId chunk = parameter.gradient_chunk.value();
   const auto managed = ManagedStorage::attach(*storage, chunk, parameter.element_offset * item_bytes,
                                               parameter.name + ".grad", registry_);

@@ -1,11 +1,11 @@
 #include "integration/interceptor.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/SmallVector.h>
-
 #include <atomic>
 #include <unordered_map>
 #include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
 
 #include "integration/pause.h"
 
@@ -41,7 +41,8 @@ OpTraits traits_of(const c10::OperatorHandle& op) {
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return traits;
   }
-  // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it resizes.
+  // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it
+  // resizes.
   if (op.hasTag(at::Tag::inplace_view) && !op.schema().name().starts_with("aten::resize")) {
     return traits;
   }

@@ -5,10 +5,10 @@
 /// `Pause`, nor while no pinner is attached.
 #pragma once
 
-#include <ATen/record_function.h>
-
 #include <memory>
 #include <span>
+
+#include <ATen/record_function.h>
 
 #include "integration/managed_storage.h"
 

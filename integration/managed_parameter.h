@@ -1,13 +1,13 @@
 /// One parameter under management: its tensor, its run of a chunk, and the run of its gradient.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "integration/managed_storage.h"
 
@@ -21,8 +21,8 @@ struct ManagedParameter {
   std::uint64_t element_offset = 0;
   std::uint64_t elements = 0;
 
-  std::optional<ChunkId> gradient_chunk;        ///< absent for a parameter that needs no gradient
-  std::weak_ptr<ManagedStorage> gradient;       ///< the storage of the gradient made last, while it lives
+  std::optional<ChunkId> gradient_chunk;               ///< absent for a parameter that needs no gradient
+  std::weak_ptr<ManagedStorage> gradient;              ///< the storage of the gradient made last, while it lives
   std::shared_ptr<torch::autograd::Node> accumulator;  ///< kept, because hooks hang on it
 };
 

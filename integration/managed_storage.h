@@ -8,14 +8,14 @@
 /// freed under it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "memory/chunk.h"
 

@@ -1,13 +1,13 @@
 #include "integration/program_memory.h"
 
-#include <c10/core/CPUAllocator.h>
-#include <c10/util/Exception.h>
-
 #include <atomic>
 #include <cstring>
 #include <exception>
 #include <new>
 #include <utility>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
 #include "base/error.h"
 #include "integration/pause.h"

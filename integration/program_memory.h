@@ -5,11 +5,11 @@
 /// may outlive the session. Thread-safe, but for `attach` and `detach`, which belong to the session.
 #pragma once
 
-#include <c10/core/Allocator.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+
+#include <c10/core/Allocator.h>
 
 #include "offload/tier.h"
 

@@ -13,13 +13,13 @@
 /// One thread trains a session's models; which one may change between ops.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/api/include/torch/nn/module.h>
-
 #include <exception>
 #include <memory>
 #include <string>
 #include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
 #include "base/error.h"

@@ -1,12 +1,12 @@
 // How a module's tensors come under management, and how they leave it.
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <unordered_map>
 #include <utility>
+
+#include <ATen/core/Tensor.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -66,7 +66,8 @@ void SessionState::manage(torch::nn::Module& module) {
       continue;
     }
     if (ManagedStorage::of(tensor) != nullptr) {
-      throw LogicError("parameter '" + item.key() + "' is left over from a session that has ended, where it did not fit");
+      throw LogicError("parameter '" + item.key() +
+                       "' is left over from a session that has ended, where it did not fit");
     }
     require_manageable(item.key(), tensor);
     if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
@@ -132,8 +133,7 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
     runs.push_back({.elements = parameter.elements,
                     .element_bytes = static_cast<std::uint32_t>(tensor.element_size()),
                     .group = static_cast<std::uint32_t>(tensor.scalar_type()) * 2 + (tensor.requires_grad() ? 1 : 0)});
-    built_on_host +=
-        bytes_counted_by(*memory_.host_source(), storage_of(tensor)._mutable_data_ptr_no_checks());
+    built_on_host += bytes_counted_by(*memory_.host_source(), storage_of(tensor)._mutable_data_ptr_no_checks());
   }
   const Layout layout = Layout::plan(runs, memory_.chunk_bytes());
   const auto first_set = static_cast<std::uint32_t>(set_infos_.size());
@@ -215,8 +215,9 @@ void SessionState::add_optimizer_chunks() {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const ChunkId id = add_chunk(requests[i], homes[i]);
     ChunkSet& set = chunk_sets_[requests[i].set];
-    (requests[i].kind == Kind::master ? set.master : requests[i].kind == Kind::momentum ? set.momentum : set.variance) =
-        id;
+    (requests[i].kind == Kind::master     ? set.master
+     : requests[i].kind == Kind::momentum ? set.momentum
+                                          : set.variance) = id;
   }
   check_room_to_work();
 }
@@ -261,9 +262,7 @@ std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
 }
 
 std::uint64_t SessionState::update_room(std::uint32_t set) const {
-  const auto room = [&](Kind kind) {
-    return memory_.stream().room_bytes(bytes_of({set, kind}))[index_of(Tier::host)];
-  };
+  const auto room = [&](Kind kind) { return memory_.stream().room_bytes(bytes_of({set, kind}))[index_of(Tier::host)]; };
   std::uint64_t bytes = room(Kind::parameter);
   if (set_infos_[set].trainable) {
     bytes += room(Kind::gradient) + room(Kind::momentum) + room(Kind::variance);
@@ -299,7 +298,7 @@ void SessionState::check_room_to_work() const {
                           format_bytes(rested_[index_of(Tier::host)]) + " that rest there and " +
                           format_bytes(host.used(Kind::other)) + " of staging and other use, in a budget of " +
                           format_bytes(host.capacity()),
-                      "raise host.memory to at least " + format_bytes(host_needed) +
+                      "raise host.memory to at least " + format_bytes_exactly(host_needed) +
                           ", lower placement.chunk, or let less rest on the host");
   }
   const Budget& device = memory_.budget(Tier::device);
@@ -313,7 +312,7 @@ void SessionState::check_room_to_work() const {
                           (limited ? "device.chunks of " + format_bytes(memory_.device_chunk_limit())
                                    : "device.memory of " + format_bytes(device.capacity())),
                       std::string("raise ") + (limited ? "device.chunks" : "device.memory") + " to at least " +
-                          format_bytes(limited ? chunks_needed : device_needed) +
+                          format_bytes_exactly(limited ? chunks_needed : device_needed) +
                           (limited ? "" : ", and more for activations") + ", or lower placement.chunk");
   }
 }

@@ -60,10 +60,9 @@ class SessionMemory::HostBlocks final : public BlockSource {
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = PageBlocks::rounded(bytes);
     if (!budget_->try_reserve(kind, counted)) {
-      throw OutOfMemory(
-          "host: " + format_bytes(counted) + " for a tensor of a model under construction do not fit; " +
-              budget_->describe(),
-          "raise host.memory to at least " + format_bytes(budget_->used() + counted));
+      throw OutOfMemory("host: " + format_bytes(counted) + " for a tensor of a model under construction do not fit; " +
+                            budget_->describe(),
+                        "raise host.memory to at least " + format_bytes_exactly(budget_->used() + counted));
     }
     arena_->trim();  // granules that were used before must not be held beside this
     try {
@@ -103,7 +102,7 @@ SessionMemory::SessionMemory(const Config& config) {
     throw OutOfMemory("host: host.memory (" + format_bytes(host_bytes) + ") does not hold the " +
                           std::to_string(Mover::staging_blocks) + " staging blocks of " + format_bytes(granule_bytes),
                       "raise host.memory to at least " +
-                          format_bytes(Mover::staging_blocks * granule_bytes + 5 * chunk_bytes_) +
+                          format_bytes_exactly(Mover::staging_blocks * granule_bytes + 5 * chunk_bytes_) +
                           " or lower placement.chunk");
   }
   arena_ = std::make_unique<HostArena>(granule_bytes, static_cast<std::size_t>(granules));
@@ -123,8 +122,8 @@ SessionMemory::SessionMemory(const Config& config) {
   }
   nvme_budget_ = std::make_unique<Budget>(Tier::nvme, nvme_bytes);
   stream_ = std::make_unique<AccessStream>(
-      std::array<Budget*, tier_count>{&device_->budget(), host_budget_.get(), nvme_budget_.get()},
-      device_chunk_limit_, *device_, *arena_, store_.get());
+      std::array<Budget*, tier_count>{&device_->budget(), host_budget_.get(), nvme_budget_.get()}, device_chunk_limit_,
+      *device_, *arena_, store_.get());
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_);
 }

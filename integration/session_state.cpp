@@ -83,8 +83,8 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     notice_dead_storages();
     c10::SmallVector<Access, 8> accesses;
     for (const OpOperand& operand : operands) {
-      accesses.push_back({operand.storage->chunk(), Tier::device,
-                          operand.writes ? AccessMode::write : AccessMode::read});
+      accesses.push_back(
+          {operand.storage->chunk(), Tier::device, operand.writes ? AccessMode::write : AccessMode::read});
     }
     return std::make_unique<OpPins>(registry_, memory_.stream().acquire({accesses.data(), accesses.size()}), operands);
   } catch (const std::exception& error) {

@@ -4,8 +4,6 @@
 /// Lives from the session's construction to its destructor, which calls `close`; optimizers hold it weakly.
 #pragma once
 
-#include <torch/csrc/api/include/torch/nn/module.h>
-
 #include <deque>
 #include <exception>
 #include <memory>
@@ -13,6 +11,8 @@
 #include <span>
 #include <unordered_map>
 #include <vector>
+
+#include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
 #include "integration/gradients.h"
@@ -75,7 +75,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
     std::uint32_t set;
     Kind kind;
   };
-  std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests, const std::optional<Config::Shares>& shares,
+  std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests,
+                                     const std::optional<Config::Shares>& shares,
                                      std::uint64_t host_bytes_to_be_freed) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
   std::uint64_t bytes_of(const ChunkRequest& request) const;

@@ -7,7 +7,7 @@ namespace {
 
 // An explicit instantiation may name a private member, and a friend that it defines may use it: the way
 // that the language leaves to reach a flag without a setter.
-template <bool c10::StorageImpl::* flag>
+template <bool c10::StorageImpl::*flag>
 struct Reach {
   friend void set_throws_on_access(c10::StorageImpl& storage, bool throws) { storage.*flag = throws; }
 };

@@ -4,9 +4,9 @@
 /// public way back; the flag behind it is reached here, in one place.
 #pragma once
 
-#include <c10/core/StorageImpl.h>
-
 #include <string>
+
+#include <c10/core/StorageImpl.h>
 
 namespace terrace {
 

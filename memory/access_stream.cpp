@@ -37,7 +37,15 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, std::uint64_
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
-  const Lock lock(mutex_);
+  // Copies that only happen to be at its home make room for it.
+  Request room;
+  room.program_bytes = info.room_bytes[index_of(home)];
+  room.program_kind = kind;
+  room.program_tier = home;
+  Lock lock(mutex_);
+  policy_.submit(room);
+  settle(room, lock);
+  budgets_[index_of(home)]->release(kind, room.program_bytes);
   const ChunkId id = policy_.add_chunk(info);
   mover_.add_chunk(id, info);
   return id;

@@ -169,7 +169,8 @@ template <class OnBlock>
 void Mover::for_each_block(const ChunkPlace& place, OnBlock&& on_block) const {
   std::size_t block = 0;
   for (std::uint64_t offset = 0; offset < place.info.bytes; offset += granule_bytes(), ++block) {
-    on_block(block, offset, static_cast<std::size_t>(std::min<std::uint64_t>(granule_bytes(), place.info.bytes - offset)));
+    on_block(block, offset,
+             static_cast<std::size_t>(std::min<std::uint64_t>(granule_bytes(), place.info.bytes - offset)));
   }
 }
 

@@ -31,8 +31,8 @@ namespace terrace {
 struct ChunkPlace {
   ChunkInfo info;
   std::byte* device = nullptr;
-  std::vector<std::byte*> host;  // granules, in order
-  std::vector<ExtentId> nvme;    // extents of a granule's size, in order
+  std::vector<std::byte*> host;    // granules, in order
+  std::vector<ExtentId> nvme;      // extents of a granule's size, in order
   std::exception_ptr write_error;  // why its extents were lost
 };
 

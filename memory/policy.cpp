@@ -76,7 +76,7 @@ void Policy::submit(Request& request) {
            std::make_exception_ptr(LogicError("policy: chunk " + std::to_string(unknown->chunk) + " is wanted, of " +
                                               std::to_string(chunks_.size()) + " that are registered")));
   } else if (request.accesses.empty()
-                 ? budgets_[index_of(Tier::device)]->try_reserve(request.program_kind, request.program_bytes)
+                 ? budgets_[index_of(request.program_tier)]->try_reserve(request.program_kind, request.program_bytes)
                  : grantable_now(request)) {
     grant(request);
   } else {
@@ -238,14 +238,18 @@ void Policy::advance() {
 }
 
 Policy::Progress Policy::advance_program(Request& request) {
-  Budget& budget = *budgets_[index_of(Tier::device)];
-  while (!budget.try_reserve(request.program_kind, request.program_bytes)) {
-    if (!make_room(Tier::device, request.program_bytes, false)) {
+  const Tier tier = request.program_tier;
+  while (!budgets_[index_of(tier)]->try_reserve(request.program_kind, request.program_bytes)) {
+    if (!make_room(tier, request.program_bytes, false)) {
+      const bool is_tensor = request.program_kind == Kind::other || request.program_kind == Kind::buffer;
       refuse(request,
-             out_of_memory({.tier = Tier::device, .bytes = request.program_bytes, .what = "a tensor of the program"}));
+             out_of_memory({.tier = tier,
+                            .bytes = request.program_bytes,
+                            .what = is_tensor ? "a tensor of the program"
+                                              : "a " + std::string(name_of(request.program_kind)) + " chunk to rest there"}));
       return Progress::done;
     }
-    if (in_flight_ > 0 || vacating_bytes_[index_of(Tier::device)] > 0) {
+    if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {
       return Progress::blocked;
     }
   }

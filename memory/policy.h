@@ -33,7 +33,7 @@
 
 namespace terrace {
 
-/// What someone waits for: operands to be pinned, or (with no accesses) room for a tensor of the program.
+/// What someone waits for: operands to be pinned, or (with no accesses) room on a tier, as for a tensor of the program.
 /// Owned by who asks, and kept alive until its verdict is no longer `waiting`.
 struct Request {
   enum class Verdict : std::uint8_t { waiting, granted, refused };
@@ -41,6 +41,7 @@ struct Request {
   std::span<const Access> accesses;
   std::uint64_t program_bytes = 0;
   Kind program_kind = Kind::other;
+  Tier program_tier = Tier::device;
 
   Verdict verdict = Verdict::waiting;
   std::exception_ptr error;  ///< why it was refused

@@ -38,8 +38,8 @@ class HostArena {
   std::size_t touched_bytes() const;
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most 1 MiB and, beyond that
-  /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws LogicError unless given a
-  /// positive multiple of 4096.
+  /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws
+  /// LogicError unless given a positive multiple of 4096.
   static std::size_t choose_granule(std::uint64_t chunk_bytes);
 
  private:

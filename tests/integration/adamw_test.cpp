@@ -1,11 +1,11 @@
 // AdamW is torch::optim::AdamW to a program, over managed and over ordinary tensors, with the same bits.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <functional>
 #include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
@@ -49,8 +49,7 @@ struct Mlp : torch::nn::Module {
     }
   }
   void add() {
-    layers.push_back(
-        register_module("layer" + std::to_string(layers.size()), torch::nn::Linear(width, width)));
+    layers.push_back(register_module("layer" + std::to_string(layers.size()), torch::nn::Linear(width, width)));
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) {
@@ -82,8 +81,7 @@ struct World {
     }
   }
   std::unique_ptr<AdamW> adamw(const AdamW::Options& options) {
-    return session ? std::make_unique<AdamW>(*session, options)
-                   : std::make_unique<AdamW>(model->parameters(), options);
+    return session ? std::make_unique<AdamW>(*session, options) : std::make_unique<AdamW>(model->parameters(), options);
   }
   std::unique_ptr<AdamW> adamw(const AdamW::Groups& groups, const AdamW::Options& options) {
     return session ? std::make_unique<AdamW>(*session, groups, options) : std::make_unique<AdamW>(groups, options);
@@ -181,8 +179,7 @@ TEST(AdamW, takes_each_step_of_torch_within_four_units_in_the_last_place) {
     const float* expected = theirs.const_data_ptr<float>();
     const float* actual = ours.const_data_ptr<float>();
     for (std::int64_t i = 0; i < old.numel(); ++i) {
-      const float largest =
-          std::max({std::fabs(from[i]), std::fabs(expected[i]), std::fabs(expected[i] - from[i])});
+      const float largest = std::max({std::fabs(from[i]), std::fabs(expected[i]), std::fabs(expected[i] - from[i])});
       ASSERT_LE(std::fabs(static_cast<double>(actual[i]) - expected[i]), 4 * unit_in_the_last_place(largest))
           << "element " << i << " of step " << step;
       exact += actual[i] == expected[i] ? 1 : 0;
@@ -226,8 +223,9 @@ TEST(AdamW, with_groups_of_different_settings_inside_one_chunk) {
   expect_the_bits_of_unmanaged([](World& world) {
     AdamW::Groups groups;
     for (int i = 0; i < 3; ++i) {
-      groups.emplace_back(Tensors{}, std::make_unique<AdamW::Options>(
-                                         AdamW::Options(3e-3 * (i + 1)).weight_decay(0.1 * i).betas({0.9 - 0.1 * i, 0.99})));
+      groups.emplace_back(Tensors{},
+                          std::make_unique<AdamW::Options>(
+                              AdamW::Options(3e-3 * (i + 1)).weight_decay(0.1 * i).betas({0.9 - 0.1 * i, 0.99})));
     }
     int next = 0;
     for (const at::Tensor& parameter : world.model->parameters()) {

@@ -1,10 +1,9 @@
 // p.grad stays what LibTorch users know, in every ordinary use, though its bytes are managed.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <functional>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
 
 #include "tests/base/temporary_folder.h"

@@ -1,8 +1,8 @@
 // Placement never changes results: the same losses and parameters, bit for bit, as without a session.
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
+
+#include <gtest/gtest.h>
 
 #include "tests/integration/small_gpt.h"
 

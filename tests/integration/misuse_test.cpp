@@ -1,11 +1,11 @@
 // What is not allowed fails clearly: by name, typed, with the way out, and leaves the session usable.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <fstream>
 #include <iterator>
 #include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"

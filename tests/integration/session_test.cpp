@@ -1,11 +1,11 @@
 // A session keeps its promises to a program that knows nothing of it: where tensors are, what may touch their
 // bytes, what survives eviction, and what is left when the session has ended.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
@@ -426,12 +426,11 @@ TEST(Session, a_weight_tied_under_two_names_is_managed_once) {
     }
     // Listed once, as torch::optim wants it.
     std::unique_ptr<AdamW> optimizer =
-        world.session ? std::make_unique<AdamW>(*world.session, AdamW::Options(1e-2))
-                      : [&] {
-                          Tensors once = model->middle->parameters();
-                          once.push_back(model->embedding);
-                          return std::make_unique<AdamW>(once, AdamW::Options(1e-2));
-                        }();
+        world.session ? std::make_unique<AdamW>(*world.session, AdamW::Options(1e-2)) : [&] {
+          Tensors once = model->middle->parameters();
+          once.push_back(model->embedding);
+          return std::make_unique<AdamW>(once, AdamW::Options(1e-2));
+        }();
     if (world.session) {
       EXPECT_EQ(optimizer->param_groups()[0].params().size(), model->middle->parameters().size() + 1);
     }
@@ -577,7 +576,8 @@ struct Unusual : torch::nn::Module {
   Unusual() {
     transposed = register_parameter("transposed", torch::randn({Mlp::width, 50}).t() * 0.1);
     body = register_module("body", std::make_shared<Mlp>(4));
-    filter = register_parameter("filter", (torch::randn({3, 2, 3, 3}) * 0.1).contiguous(at::MemoryFormat::ChannelsLast));
+    filter =
+        register_parameter("filter", (torch::randn({3, 2, 3, 3}) * 0.1).contiguous(at::MemoryFormat::ChannelsLast));
     scale = register_parameter("scale", torch::tensor(1.5f));
     empty = register_parameter("empty", torch::empty({0, 4}));
   }

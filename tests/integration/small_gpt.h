@@ -1,8 +1,6 @@
 /// A small GPT of plain LibTorch modules, with a tied embedding, and a training loop over it.
 #pragma once
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include <terrace/terrace.h>
+#include <torch/torch.h>
 
 namespace terrace::testing {
 
@@ -86,8 +85,8 @@ struct TrainingOptions {
 };
 
 struct TrainingResult {
-  std::vector<float> losses;          // one a micro-batch
-  std::vector<double> norms;          // one a step
+  std::vector<float> losses;           // one a micro-batch
+  std::vector<double> norms;           // one a step
   std::vector<at::Tensor> parameters;  // copies, in order
 };
 

@@ -401,6 +401,19 @@ TEST_F(AccessStreamTest, a_write_that_fails_once_goes_to_another_place) {
   world.check_invariants();
 }
 
+TEST_F(AccessStreamTest, cached_copies_make_room_for_a_chunk_that_comes_to_rest) {
+  StreamWorld world(sizes(2, 2, 4));
+  const ChunkId first = add(world, nvme);
+  const ChunkId second = add(world, nvme);
+  write_at(world, first, host, 1);
+  write_at(world, second, host, 2);
+  EXPECT_EQ(world.host.free(), 0u);
+  add(world, host);
+  world.check_invariants();
+  EXPECT_TRUE(reads_at(world, first, device, 1));
+  EXPECT_TRUE(reads_at(world, second, device, 2));
+}
+
 TEST_F(AccessStreamTest, a_write_that_fails_in_the_middle_of_a_chunk_loses_no_extent_but_the_bad_one) {
   StreamWorld world(sizes(3, 3, 7));
   const ChunkId chunk = world.stream.add_chunk(Kind::parameter, 0, 3 * granule, nvme);
