@@ -242,11 +242,11 @@ Policy::Progress Policy::advance_program(Request& request) {
   while (!budgets_[index_of(tier)]->try_reserve(request.program_kind, request.program_bytes)) {
     if (!make_room(tier, request.program_bytes, false)) {
       const bool is_tensor = request.program_kind == Kind::other || request.program_kind == Kind::buffer;
-      refuse(request,
-             out_of_memory({.tier = tier,
-                            .bytes = request.program_bytes,
-                            .what = is_tensor ? "a tensor of the program"
-                                              : "a " + std::string(name_of(request.program_kind)) + " chunk to rest there"}));
+      refuse(request, out_of_memory({.tier = tier,
+                                     .bytes = request.program_bytes,
+                                     .what = is_tensor ? "a tensor of the program"
+                                                       : "a " + std::string(name_of(request.program_kind)) +
+                                                             " chunk to rest there"}));
       return Progress::done;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {

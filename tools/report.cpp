@@ -67,8 +67,8 @@ std::string moved_table(const Report& report) {
   Rows rows{{"moved", "in all", "a step"}};
   const auto steps = static_cast<std::uint64_t>(report.steps > 0 ? report.steps : 1);
   for (const Link link : all_links) {
-    const std::uint64_t bytes = report.usage.moved(link);
-    rows.push_back({"  " + std::string(name_of(link)), bytes_or_dash(bytes), bytes_or_dash(bytes / steps)});
+    rows.push_back({"  " + std::string(name_of(link)), bytes_or_dash(report.usage.moved(link)),
+                    bytes_or_dash(report.moved_in_steps[index_of(link)] / steps)});
   }
   return format_table(rows);
 }

@@ -1,6 +1,7 @@
 /// What a training run did, for people and for machines.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@ struct Report {
   std::optional<std::string> sample;
   int threads = 1;  ///< that compute used
   MemoryUsage usage;
+  std::array<std::uint64_t, link_count> moved_in_steps{};  ///< bytes; what came after the last step moved more
 
   double tokens_per_second() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 };
