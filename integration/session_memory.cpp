@@ -55,16 +55,13 @@ class SessionMemory::DeviceBlocks final : public BlockSource {
 /// Tensors of a model under construction.
 class SessionMemory::HostBlocks final : public BlockSource {
  public:
-  HostBlocks(std::shared_ptr<Budget> budget, HostArena& arena) : budget_(std::move(budget)), arena_(&arena) {}
+  HostBlocks(std::shared_ptr<Budget> budget, HostArena& arena, AccessStream& stream)
+      : budget_(std::move(budget)), arena_(arena), stream_(stream) {}
 
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = PageBlocks::rounded(bytes);
-    if (!budget_->try_reserve(kind, counted)) {
-      throw OutOfMemory("host: " + format_bytes(counted) + " for a tensor of a model under construction do not fit; " +
-                            budget_->describe(),
-                        "raise host.memory to at least " + format_bytes_exactly(budget_->used() + counted));
-    }
-    arena_->trim();  // granules that were used before must not be held beside this
+    stream_.allocate(counted, kind, Tier::host);
+    arena_.trim();  // granules that were used before must not be held beside this
     try {
       return pages_.take(bytes, counted);
     } catch (...) {
@@ -81,7 +78,8 @@ class SessionMemory::HostBlocks final : public BlockSource {
 
  private:
   const std::shared_ptr<Budget> budget_;
-  HostArena* arena_;
+  HostArena& arena_;      // these two are used only
+  AccessStream& stream_;  // while the session lives
   PageBlocks pages_;
 };
 
@@ -125,7 +123,7 @@ SessionMemory::SessionMemory(const Config& config) {
       std::array<Budget*, tier_count>{&device_->budget(), host_budget_.get(), nvme_budget_.get()}, device_chunk_limit_,
       *device_, *arena_, store_.get());
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
-  host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_);
+  host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_, *stream_);
 }
 
 SessionMemory::~SessionMemory() = default;

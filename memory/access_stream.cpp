@@ -38,14 +38,9 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, std::uint64_
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
   // Copies that only happen to be at its home make room for it.
-  Request room;
-  room.program_bytes = info.room_bytes[index_of(home)];
-  room.program_kind = kind;
-  room.program_tier = home;
   Lock lock(mutex_);
-  policy_.submit(room);
-  settle(room, lock);
-  budgets_[index_of(home)]->release(kind, room.program_bytes);
+  make_room(info.room_bytes[index_of(home)], kind, home, lock);
+  budgets_[index_of(home)]->release(kind, info.room_bytes[index_of(home)]);
   const ChunkId id = policy_.add_chunk(info);
   mover_.add_chunk(id, info);
   return id;
@@ -66,20 +61,25 @@ Pin AccessStream::acquire(std::span<const Access> accesses) {
   return pin;
 }
 
-void AccessStream::allocate(std::uint64_t bytes, Kind kind) {
-  if (budgets_[index_of(Tier::device)]->try_reserve(kind, bytes)) {
+void AccessStream::allocate(std::uint64_t bytes, Kind kind, Tier tier) {
+  if (budgets_[index_of(tier)]->try_reserve(kind, bytes)) {
     return;
   }
-  Request request;
-  request.program_bytes = bytes;
-  request.program_kind = kind;
   Lock lock(mutex_);
-  policy_.submit(request);
-  settle(request, lock);
+  make_room(bytes, kind, tier, lock);
 }
 
-void AccessStream::free(std::uint64_t bytes, Kind kind) noexcept {
-  budgets_[index_of(Tier::device)]->release(kind, bytes);
+void AccessStream::free(std::uint64_t bytes, Kind kind, Tier tier) noexcept {
+  budgets_[index_of(tier)]->release(kind, bytes);
+}
+
+void AccessStream::make_room(std::uint64_t bytes, Kind kind, Tier tier, Lock& lock) {
+  Request room;
+  room.program_bytes = bytes;
+  room.program_kind = kind;
+  room.program_tier = tier;
+  policy_.submit(room);
+  settle(room, lock);
 }
 
 void AccessStream::discard(ChunkId chunk) {

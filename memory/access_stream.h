@@ -66,9 +66,9 @@ class AccessStream {
   /// tier while it is held on another and would change).
   Pin acquire(std::span<const Access> accesses);
 
-  /// Room on the device for a tensor of the program, which chunks leave for if need be. Throws OutOfMemory.
-  void allocate(std::uint64_t bytes, Kind kind);
-  void free(std::uint64_t bytes, Kind kind) noexcept;
+  /// Room for a tensor of the program, which chunks leave for if need be. Throws OutOfMemory.
+  void allocate(std::uint64_t bytes, Kind kind, Tier tier = Tier::device);
+  void free(std::uint64_t bytes, Kind kind, Tier tier = Tier::device) noexcept;
 
   /// The chunk's bytes are dead: no transfer is spent on them. A write takes it back.
   void discard(ChunkId chunk);
@@ -92,6 +92,8 @@ class AccessStream {
   using Lock = std::unique_lock<std::mutex>;
 
   void release(const Pin& pin) noexcept;
+  /// Counts `bytes` in the tier's budget, once there is room for them.
+  void make_room(std::uint64_t bytes, Kind kind, Tier tier, Lock& lock);
   void settle(Request& request, Lock& lock);
   void carry_out(const Transfer& transfer, Lock& lock) noexcept;
   void carry_out_vacates(const Lock& lock);

@@ -241,7 +241,8 @@ Policy::Progress Policy::advance_program(Request& request) {
   const Tier tier = request.program_tier;
   while (!budgets_[index_of(tier)]->try_reserve(request.program_kind, request.program_bytes)) {
     if (!make_room(tier, request.program_bytes, false)) {
-      const bool is_tensor = request.program_kind == Kind::other || request.program_kind == Kind::buffer;
+      const bool is_tensor = request.program_kind == Kind::activation || request.program_kind == Kind::buffer ||
+                             request.program_kind == Kind::other;
       refuse(request, out_of_memory({.tier = tier,
                                      .bytes = request.program_bytes,
                                      .what = is_tensor ? "a tensor of the program"

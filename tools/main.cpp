@@ -31,8 +31,8 @@ CLI::Validator at_least(std::int64_t least) {
 }
 
 constexpr const char* kTrainFooter =
-    "Example: a small model on any text, with 64 MiB on the device and the rest on the host:\n"
-    "  terrace train --data ~/notes --set device.memory=64MiB --set train.steps=200 --evaluate 16\n"
+    "Example: a small model on any text, with 96 MiB on the device and the rest on the host:\n"
+    "  terrace train --data ~/notes --set device.memory=96MiB --set train.steps=200 --evaluate 16\n"
     "The same without Terrace, to compare loss and speed: add --unmanaged.\n"
     "\nExit codes: 0 done, 1 internal error, 2 bad usage, configuration or data, 3 a budget is too small,\n"
     "4 I/O failed, 5 data corrupt, 130 interrupted.";

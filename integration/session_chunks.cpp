@@ -1,0 +1,138 @@
+// Which chunks a session has, where they rest, and whether what is left is enough to work in.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "integration/session_state.h"
+
+namespace terrace {
+namespace {
+
+bool needs_master(at::ScalarType type) { return type != at::kFloat; }
+
+std::uint64_t saturating_subtract(std::uint64_t from, std::uint64_t what) { return from - std::min(from, what); }
+
+}  // namespace
+
+void SessionState::add_optimizer_chunks() {
+  std::vector<ChunkRequest> requests;
+  for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
+    for (std::uint32_t set = 0; set < chunk_sets_.size(); ++set) {
+      const SetInfo& info = set_infos_[set];
+      if (!info.trainable || chunk_sets_[set].momentum || (info.type != at::kFloat && info.type != at::kBFloat16)) {
+        continue;
+      }
+      if (kind != Kind::master || needs_master(info.type)) {
+        requests.push_back({set, kind});
+      }
+    }
+  }
+  const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, 0);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const ChunkId id = add_chunk(requests[i], homes[i]);
+    ChunkSet& set = chunk_sets_[requests[i].set];
+    (requests[i].kind == Kind::master     ? set.master
+     : requests[i].kind == Kind::momentum ? set.momentum
+                                          : set.variance) = id;
+  }
+  check_room_to_work();
+}
+
+std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> requests,
+                                                 const std::optional<Config::Shares>& shares,
+                                                 std::uint64_t host_bytes_to_be_freed) const {
+  std::vector<std::array<std::uint64_t, tier_count>> rooms;
+  std::uint64_t largest_on_device = 0;
+  for (const ChunkRequest& request : requests) {
+    rooms.push_back(memory_.stream().room_bytes(bytes_of(request)));
+    largest_on_device = std::max(largest_on_device, rooms.back()[index_of(Tier::device)]);
+  }
+  std::uint64_t largest_update = 0;
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    largest_update = std::max(largest_update, update_room(set));
+  }
+  const Budget& host = memory_.budget(Tier::host);
+  const Budget& device = memory_.budget(Tier::device);
+  RestingRoom room{};
+  room[index_of(Tier::host)] =
+      saturating_subtract(host.capacity(), rested_[index_of(Tier::host)] + largest_update +
+                                               saturating_subtract(host.used(Kind::other), host_bytes_to_be_freed));
+  room[index_of(Tier::nvme)] = memory_.budget(Tier::nvme).capacity() - rested_[index_of(Tier::nvme)];
+  room[index_of(Tier::device)] =
+      saturating_subtract(std::min(device.capacity(), memory_.device_chunk_limit()),
+                          rested_[index_of(Tier::device)] + 2 * largest_on_device + device.used(Kind::buffer));
+  return choose_homes(rooms, shares, room);
+}
+
+ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
+  const std::uint64_t bytes = bytes_of(request);
+  const ChunkId id = memory_.stream().add_chunk(request.kind, request.set, bytes, home);
+  rested_[index_of(home)] += memory_.stream().room_bytes(bytes)[index_of(home)];
+  return id;
+}
+
+std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
+  const SetInfo& info = set_infos_[request.set];
+  const bool in_parameter_type = request.kind == Kind::parameter || request.kind == Kind::gradient;
+  return info.elements * (in_parameter_type ? c10::elementSize(info.type) : sizeof(float));
+}
+
+std::uint64_t SessionState::update_room(std::uint32_t set) const {
+  const auto room = [&](Kind kind) { return memory_.stream().room_bytes(bytes_of({set, kind}))[index_of(Tier::host)]; };
+  std::uint64_t bytes = room(Kind::parameter);
+  if (set_infos_[set].trainable) {
+    bytes += room(Kind::gradient) + room(Kind::momentum) + room(Kind::variance);
+    bytes += needs_master(set_infos_[set].type) ? room(Kind::master) : 0;
+  }
+  return bytes;
+}
+
+void SessionState::check_room_to_work() const {
+  std::uint64_t largest_on_device = 0;
+  std::uint64_t largest_update = 0;
+  memory_.stream().inspect([&](const Policy& policy) {
+    for (const ChunkSet& set : chunk_sets_) {
+      std::uint64_t update = 0;
+      for (const auto& id : {std::optional(set.parameter), set.gradient, set.master, set.momentum, set.variance}) {
+        if (!id) {
+          continue;
+        }
+        const ChunkInfo& info = policy.chunk(*id).info();
+        update += info.home == Tier::host ? 0 : info.room_bytes[index_of(Tier::host)];
+        const bool computed_with = info.kind == Kind::parameter || info.kind == Kind::gradient;
+        if (computed_with && info.home != Tier::device) {
+          largest_on_device = std::max(largest_on_device, info.room_bytes[index_of(Tier::device)]);
+        }
+      }
+      largest_update = std::max(largest_update, update);
+    }
+  });
+  const Budget& host = memory_.budget(Tier::host);
+  const std::uint64_t host_needed = rested_[index_of(Tier::host)] + host.used(Kind::other) + largest_update;
+  if (host_needed > host.capacity()) {
+    throw OutOfMemory("host: an update brings " + format_bytes(largest_update) + " of chunks to the host beside " +
+                          format_bytes(rested_[index_of(Tier::host)]) + " that rest there and " +
+                          format_bytes(host.used(Kind::other)) + " of staging and other use, in a budget of " +
+                          format_bytes(host.capacity()),
+                      "raise host.memory to at least " + format_bytes_exactly(host_needed) +
+                          ", lower placement.chunk, or let less rest on the host");
+  }
+  const Budget& device = memory_.budget(Tier::device);
+  const std::uint64_t chunks_needed = rested_[index_of(Tier::device)] + largest_on_device;
+  const std::uint64_t device_needed = chunks_needed + device.used(Kind::buffer);
+  if (device_needed > device.capacity() || chunks_needed > memory_.device_chunk_limit()) {
+    const bool limited = device_needed <= device.capacity();
+    throw OutOfMemory("device: the largest chunk of " + format_bytes(largest_on_device) + " does not fit beside " +
+                          format_bytes(rested_[index_of(Tier::device)]) + " of chunks that rest there and " +
+                          format_bytes(device.used(Kind::buffer)) + " of buffers, in " +
+                          (limited ? "device.chunks of " + format_bytes(memory_.device_chunk_limit())
+                                   : "device.memory of " + format_bytes(device.capacity())),
+                      std::string("raise ") + (limited ? "device.chunks" : "device.memory") + " to at least " +
+                          format_bytes_exactly(limited ? chunks_needed : device_needed) +
+                          (limited ? "" : ", and more for activations") + ", or lower placement.chunk");
+  }
+}
+
+}  // namespace terrace
