@@ -22,6 +22,8 @@ struct Config {
     std::string kind = "auto";            ///< "auto" or "emulated"
     std::optional<std::uint64_t> memory;  ///< budget for everything on the device
     std::optional<std::uint64_t> chunks;  ///< most bytes of chunks on the device; absent: all of `memory`
+    std::optional<std::uint64_t> link;    ///< emulated: bytes per second of each direction; absent: unlimited
+    std::int64_t latency_us = 0;          ///< emulated: of each direction
     bool operator==(const Device&) const = default;
   };
 
@@ -52,6 +54,17 @@ struct Config {
     std::string activations = "auto";    ///< "auto" or "keep"
     std::optional<std::uint64_t> chunk;  ///< bytes of a parameter chunk
     bool operator==(const Placement&) const = default;
+  };
+
+  struct Optimizer {
+    std::string update = "deferred";  ///< "deferred": behind the next forward; "immediate": within `step`
+    bool operator==(const Optimizer&) const = default;
+  };
+
+  struct Io {
+    std::string engine = "auto";  ///< "auto", "io_uring" or "threads"
+    std::int64_t prefetch = 8;    ///< chunks on their way ahead of need at once; 0: none
+    bool operator==(const Io&) const = default;
   };
 
   struct Log {
@@ -91,6 +104,8 @@ struct Config {
   Host host;
   Nvme nvme;
   Placement placement;
+  Optimizer optimizer;
+  Io io;
   Log log;
   Model model;
   Data data;

@@ -33,6 +33,15 @@ Key size(std::string name, Place place) {
 }
 
 template <typename Place>
+Key byte_rate(std::string name, Place place) {
+  return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.optional_byte_rate(); },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            const auto& rate = place(config);
+            out.insert_or_assign(leaf, rate ? format_bytes_exactly(*rate) + "/s" : "unlimited");
+          }};
+}
+
+template <typename Place>
 Key whole(std::string name, std::int64_t least, std::int64_t most, Place place) {
   return {std::move(name),
           [place, least, most](const Value& value, Config& config) {
@@ -122,6 +131,8 @@ std::vector<Key> make_keys() {
       choice("device.kind", {"auto", "emulated"}, field(&Config::device, &Config::Device::kind), refuse_cuda),
       size("device.memory", field(&Config::device, &Config::Device::memory)),
       size("device.chunks", field(&Config::device, &Config::Device::chunks)),
+      byte_rate("device.link", field(&Config::device, &Config::Device::link)),
+      whole("device.latency_us", 0, 1'000'000, field(&Config::device, &Config::Device::latency_us)),
       size("host.memory", field(&Config::host, &Config::Host::memory)),
       paths("nvme.paths", field(&Config::nvme, &Config::Nvme::paths)),
       size("nvme.memory", field(&Config::nvme, &Config::Nvme::memory)),
@@ -131,6 +142,9 @@ std::vector<Key> make_keys() {
       choice("placement.activations", {"auto", "keep"}, field(&Config::placement, &Config::Placement::activations),
              refuse_moving_activations),
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
+      choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
+      choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),
+      whole("io.prefetch", 0, 1024, field(&Config::io, &Config::Io::prefetch)),
       log_level_key(),
       choice("model.family", {"gpt"}, field(&Config::model, &Config::Model::family)),
       whole("model.layers", 1, kMostCount, field(&Config::model, &Config::Model::layers)),

@@ -17,6 +17,7 @@ namespace {
 
 constexpr double kSumTolerance = 1e-6;
 constexpr std::string_view kAcceptedSize = "a size above zero, such as \"512MiB\", or \"auto\"";
+constexpr std::string_view kAcceptedRate = "a rate above zero, such as \"1GB/s\", or \"unlimited\"";
 constexpr std::string_view kAcceptedShares = "\"auto\", or shares such as { device = 0.25, host = 0.75 }";
 
 /// An integer or a float, if it is one.
@@ -64,6 +65,21 @@ std::optional<std::uint64_t> Value::optional_size() const {
     fail(error.message() + "; accepted: " + std::string(kAcceptedSize), error.hint());
   }
   if (bytes == 0) refuse(kAcceptedSize);
+  return bytes;
+}
+
+std::optional<std::uint64_t> Value::optional_byte_rate() const {
+  if (is("unlimited")) return std::nullopt;
+  const auto* text = node_.as_string();
+  constexpr std::string_view per_second = "/s";
+  if (text == nullptr || !std::string_view(text->get()).ends_with(per_second)) refuse(kAcceptedRate);
+  std::uint64_t bytes = 0;
+  try {
+    bytes = parse_bytes(std::string_view(text->get()).substr(0, text->get().size() - per_second.size()));
+  } catch (const ConfigError& error) {
+    fail(error.message() + "; accepted: " + std::string(kAcceptedRate), error.hint());
+  }
+  if (bytes == 0) refuse(kAcceptedRate);
   return bytes;
 }
 

@@ -34,6 +34,9 @@ class Value {
   /// A size with a unit; absent for "auto".
   std::optional<std::uint64_t> optional_size() const;
 
+  /// A size a second, such as "1GB/s"; absent for "unlimited".
+  std::optional<std::uint64_t> optional_byte_rate() const;
+
   std::string one_of(const std::vector<std::string_view>& choices) const;
   std::int64_t whole_number(std::int64_t least, std::int64_t most) const;
 

@@ -85,7 +85,7 @@ void AdamW::max_gradient_norm(double norm) {
   backend_->max_gradient_norm = norm;
 }
 
-std::optional<double> AdamW::gradient_norm() const { return backend_->gradient_norm; }
+std::optional<double> AdamW::gradient_norm() const { return backend_->gradient_norm(); }
 
 at::Tensor AdamW::step(LossClosure closure) {
   at::Tensor loss;
@@ -94,7 +94,7 @@ at::Tensor AdamW::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  backend_->gradient_norm = backend_->step(param_groups_, backend_->max_gradient_norm);
+  backend_->step(param_groups_);
   return loss;
 }
 

@@ -13,12 +13,12 @@ namespace terrace {
 class AdamWBackend {
  public:
   virtual ~AdamWBackend() = default;
-  /// One update of all parameters in `groups` that have a gradient. Returns the gradient norm before
-  /// clipping; nothing where `max_gradient_norm` is 0.
-  virtual std::optional<double> step(AdamW::Groups& groups, double max_gradient_norm) = 0;
+  /// One update of all parameters in `groups` that have a gradient, clipped to `max_gradient_norm`.
+  virtual void step(AdamW::Groups& groups) = 0;
+  /// The gradient norm before clipping of the last step; nothing where it was not clipped.
+  virtual std::optional<double> gradient_norm() const = 0;
 
   double max_gradient_norm = 0;
-  std::optional<double> gradient_norm;
 };
 
 /// The group's options, checked. Throws LogicError.

@@ -1,4 +1,4 @@
-// AdamW over managed chunks: copies what the update needs into a job and runs it.
+// AdamW over managed chunks: copies what the update needs into a job and queues it.
 
 #include <algorithm>
 #include <unordered_map>
@@ -26,7 +26,7 @@ class Managed final : public AdamWBackend {
     state->add_optimizer_chunks();
   }
 
-  std::optional<double> step(AdamW::Groups& groups, double max_norm) override {
+  void step(AdamW::Groups& groups) override {
     const std::shared_ptr<SessionState> state = state_.lock();
     if (!state) {
       throw LogicError("AdamW: the session of this optimizer has ended");
@@ -38,8 +38,7 @@ class Managed final : public AdamWBackend {
     state->add_optimizer_chunks();
 
     UpdateJob job;
-    job.max_gradient_norm = max_norm;
-    std::vector<at::Tensor> gradients;  // kept until the update is done
+    job.max_gradient_norm = max_gradient_norm;
     std::vector<const ManagedParameter*> updated;
     for (std::size_t group = 0; group < groups.size(); ++group) {
       const AdamWOptions options = checked_options(groups[group]);
@@ -49,22 +48,26 @@ class Managed final : public AdamWBackend {
           continue;
         }
         ManagedParameter& parameter = managed(*state, tensors[i], group, i);
-        gradients.push_back(state->gradients().for_update(parameter));
-        job.segments.push_back({.chunk_set = parameter.chunk_set,
+        auto gradient = std::make_shared<const at::Tensor>(state->gradients().for_update(parameter));
+        job.segments.push_back({.chunks = state->chunk_sets()[parameter.chunk_set],
                                 .element_offset = parameter.element_offset,
                                 .elements = parameter.elements,
                                 .options = options,
-                                .step = steps_[&parameter] + 1});
+                                .step = steps_[&parameter] + 1,
+                                .gradient = std::move(gradient)});
         updated.push_back(&parameter);
       }
     }
-    const std::optional<double> norm = run_update(state->memory().stream(), state->chunk_sets(), job);
+    ticket_ = state->update(std::move(job));
     for (const ManagedParameter* parameter : updated) {
       ++steps_[parameter];
       parameter->tensor.unsafeGetTensorImpl()->bump_version();
     }
-    state->memory().stream().step_mark();
-    return norm;
+  }
+
+  std::optional<double> gradient_norm() const override {
+    const std::shared_ptr<SessionState> state = state_.lock();
+    return ticket_ && state ? state->updates().norm(ticket_) : std::nullopt;
   }
 
  private:
@@ -115,6 +118,7 @@ class Managed final : public AdamWBackend {
   const bool joins_all_;
   std::size_t joined_;  ///< how many of the session's parameters have been looked at
   std::unordered_map<const ManagedParameter*, std::int64_t> steps_;
+  UpdateTicket ticket_;
 };
 
 }  // namespace

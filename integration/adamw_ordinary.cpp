@@ -14,12 +14,12 @@ namespace {
 
 class Ordinary final : public AdamWBackend {
  public:
-  std::optional<double> step(AdamW::Groups& groups, double max_norm) override {
-    std::optional<double> norm;
+  void step(AdamW::Groups& groups) override {
+    norm_.reset();
     float scale = 1.0f;
-    if (max_norm > 0) {
-      norm = norm_of(groups);
-      scale = clip_coefficient(*norm, max_norm);
+    if (max_gradient_norm > 0) {
+      norm_ = norm_of(groups);
+      scale = clip_coefficient(*norm_, max_gradient_norm);
     }
     for (auto& group : groups) {
       const AdamWOptions options = checked_options(group);
@@ -29,8 +29,9 @@ class Ordinary final : public AdamWBackend {
         }
       }
     }
-    return norm;
   }
+
+  std::optional<double> gradient_norm() const override { return norm_; }
 
  private:
   struct State {
@@ -110,6 +111,7 @@ class Ordinary final : public AdamWBackend {
   }
 
   std::unordered_map<const c10::TensorImpl*, State> states_;
+  std::optional<double> norm_;
 };
 
 }  // namespace

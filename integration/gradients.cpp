@@ -1,5 +1,6 @@
 #include "integration/gradients.h"
 
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -149,6 +150,9 @@ void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
 }
 
 at::Tensor Gradients::make(ManagedParameter& parameter) {
+  // A queued update reads the gradient before it is written anew, and lets go of it then.
+  const std::array will_write{Access{parameter.gradient_chunk.value(), Tier::device, AccessMode::write}};
+  stream_.settle_prior_work(will_write);
   // A gradient that the program still holds elsewhere keeps its value in memory of its own.
   if (const auto held = parameter.gradient.lock()) {
     make_ordinary(*held);

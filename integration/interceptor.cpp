@@ -6,6 +6,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/hash.h>
 
 #include "integration/pause.h"
 
@@ -97,6 +98,19 @@ void find_managed(const c10::IValue& value, std::size_t position, Found& found) 
   }
 }
 
+std::uint64_t shapes_of_ordinary_tensors(c10::ArrayRef<const c10::IValue> inputs) {
+  std::uint64_t hash = 0;
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor() && input.toTensor().defined() && ManagedStorage::of(input.toTensor()) == nullptr) {
+      for (const std::int64_t size : input.toTensor().sizes()) {
+        hash = c10::hash_combine(hash, static_cast<std::size_t>(size) + 1);
+      }
+      hash = c10::hash_combine(hash, 1);
+    }
+  }
+  return hash;
+}
+
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
   OpPinner* pinner = attached.load(std::memory_order_acquire);
   if (pinner == nullptr || Pause::active()) {
@@ -118,7 +132,7 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
   for (const auto& [storage, position] : found) {
     operands.push_back({storage, position < traits->writes.size() && traits->writes[position]});
   }
-  return pinner->pin({operands.data(), operands.size()});
+  return pinner->pin({operands.data(), operands.size()}, shapes_of_ordinary_tensors(inputs));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ at::Device Session::device() const { return at::kCPU; }
 
 MemoryUsage Session::memory_usage() const { return state_->memory().stream().usage(); }
 
-void Session::synchronize() {}
+void Session::synchronize() { state_->updates().finish(); }
 
 std::exception_ptr Session::last_error() const { return state_->last_error(); }
 

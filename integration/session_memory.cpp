@@ -8,6 +8,8 @@
 #include "base/log.h"
 #include "base/memory_info.h"
 #include "base/units.h"
+#include "offload/choose_engine.h"
+#include "offload/copy_rate.h"
 #include "offload/emulated_device.h"
 #include "offload/page_blocks.h"
 
@@ -19,6 +21,25 @@ std::uint64_t default_chunk_bytes(std::uint64_t device_chunk_limit, std::uint64_
   constexpr std::uint64_t smallest = 256 * 1024;
   constexpr std::uint64_t largest = 32 * 1024 * 1024;
   return std::clamp(std::bit_floor(std::min(device_chunk_limit / 16, host_bytes / 32) | 1), smallest, largest);
+}
+
+/// The rate of an emulated link, 0 for none. It has to be one that copies on this machine can keep up with: throws
+/// ConfigError where they cannot, warns where they come near.
+std::uint64_t checked_link(const std::optional<std::uint64_t>& rate) {
+  if (!rate) {
+    return 0;
+  }
+  const double copied = measured_copy_rate();
+  const auto wanted = static_cast<double>(*rate);
+  const std::string figures = "device.link is " + format_bytes(*rate) + "/s, and this machine copies " +
+                              format_bytes(static_cast<std::uint64_t>(copied)) + "/s";
+  if (wanted > copied) {
+    throw ConfigError(figures + ": a link of that rate cannot be emulated", "lower it, or set it to \"unlimited\"");
+  }
+  if (wanted > 0.4 * copied) {
+    log_once("device.link", LogLevel::warning, figures + ": copies take cores that the program needs");
+  }
+  return *rate;
 }
 
 /// Extents are kept track of in memory; where the store's size is not given it stays below this many.
@@ -93,14 +114,17 @@ SessionMemory::SessionMemory(const Config& config) {
   chunk_bytes_ = std::max<std::uint64_t>((chunk_bytes_ + chunk_unit - 1) / chunk_unit, 1) * chunk_unit;
   const std::size_t granule_bytes = HostArena::choose_granule(chunk_bytes_);
 
-  device_ = std::make_shared<EmulatedDevice>(device_bytes);
+  device_ = std::make_shared<EmulatedDevice>(
+      device_bytes,
+      LinkSpeed{.bytes_per_second = checked_link(config.device.link), .latency_ns = config.device.latency_us * 1000});
   host_budget_ = std::make_shared<Budget>(Tier::host, host_bytes);
   const std::uint64_t granules = host_bytes / granule_bytes;
-  if (granules < Mover::staging_blocks) {
+  if (granules < TransferService::staging_blocks) {
     throw OutOfMemory("host: host.memory (" + format_bytes(host_bytes) + ") does not hold the " +
-                          std::to_string(Mover::staging_blocks) + " staging blocks of " + format_bytes(granule_bytes),
+                          std::to_string(TransferService::staging_blocks) + " staging blocks of " +
+                          format_bytes(granule_bytes),
                       "raise host.memory to at least " +
-                          format_bytes_exactly(Mover::staging_blocks * granule_bytes + 5 * chunk_bytes_) +
+                          format_bytes_exactly(TransferService::staging_blocks * granule_bytes + 5 * chunk_bytes_) +
                           " or lower placement.chunk");
   }
   arena_ = std::make_unique<HostArena>(granule_bytes, static_cast<std::size_t>(granules));
@@ -108,7 +132,8 @@ SessionMemory::SessionMemory(const Config& config) {
   if (!config.nvme.paths.empty()) {
     const std::uint64_t capacity = config.nvme.memory.value_or(
         std::min(NvmeStore::default_capacity(config.nvme.paths), most_default_extents * granule_bytes));
-    store_ = std::make_unique<NvmeStore>(config.nvme.paths, capacity, granule_bytes, engine_);
+    engine_ = make_io_engine(config.io.engine);
+    store_ = std::make_unique<NvmeStore>(config.nvme.paths, capacity, granule_bytes);
     nvme_bytes = store_->extent_count() * granule_bytes;
     for (const auto& file : store_->removed_files()) {
       log(LogLevel::info, "nvme: removed " + file.string() + ", left by a process that is gone");
@@ -120,8 +145,10 @@ SessionMemory::SessionMemory(const Config& config) {
   }
   nvme_budget_ = std::make_unique<Budget>(Tier::nvme, nvme_bytes);
   stream_ = std::make_unique<AccessStream>(
-      std::array<Budget*, tier_count>{&device_->budget(), host_budget_.get(), nvme_budget_.get()}, device_chunk_limit_,
-      *device_, *arena_, store_.get());
+      std::array<Budget*, tier_count>{&device_->budget(), host_budget_.get(), nvme_budget_.get()}, *device_, *arena_,
+      store_.get(), engine_.get(),
+      AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
+                            .prefetch_depth = static_cast<std::size_t>(config.io.prefetch)});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_, *stream_);
 }

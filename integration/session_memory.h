@@ -52,7 +52,7 @@ class SessionMemory {
   std::shared_ptr<Device> device_;
   std::shared_ptr<Budget> host_budget_;
   std::unique_ptr<Budget> nvme_budget_;
-  PosixEngine engine_;
+  std::unique_ptr<IoEngine> engine_;
   std::unique_ptr<HostArena> arena_;
   std::unique_ptr<NvmeStore> store_;
   std::unique_ptr<AccessStream> stream_;

@@ -1,11 +1,23 @@
 #include "integration/session_state.h"
 
+#include <algorithm>
+#include <thread>
 #include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "base/error.h"
 #include "base/log.h"
 
 namespace terrace {
+namespace {
+
+/// Whether updates can run beside the program's computation; otherwise whoever needs one runs it.
+bool a_core_is_free() { return at::get_num_threads() < static_cast<int>(std::thread::hardware_concurrency()); }
+
+}  // namespace
 
 /// Holds an op's operands for as long as it runs.
 class SessionState::OpPins final : public at::ObserverContext {
@@ -34,7 +46,10 @@ class SessionState::OpPins final : public at::ObserverContext {
 };
 
 SessionState::SessionState(const Config& config)
-    : config_(config), memory_(config), gradients_(std::make_shared<Gradients>(memory_.stream(), registry_)) {
+    : config_(config),
+      memory_(config),
+      updates_(std::make_unique<UpdateQueue>(memory_.stream(), a_core_is_free())),
+      gradients_(std::make_shared<Gradients>(memory_.stream(), registry_)) {
   set_log_level(config.log.level);
   attach_program_memory(*this);
   attach_interceptor(*this);
@@ -47,6 +62,7 @@ void SessionState::close() noexcept {
   detach_program_memory();
   gradients_->close();
   try {
+    updates_->finish();
     restore_storages();
   } catch (const std::exception& error) {
     log(LogLevel::warning, std::string("the model's tensors stay managed after their session: ") + error.what());
@@ -78,9 +94,35 @@ std::exception_ptr SessionState::last_error() const {
   return last_error_;
 }
 
-std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands) noexcept {
+UpdateTicket SessionState::update(UpdateJob job) {
+  UpdateTicket ticket = updates_->submit(std::move(job));
+  if (config_.optimizer.update == "immediate") {
+    updates_->finish();
+  }
+  pass_is_known_ = false;
+  memory_.stream().step_mark();
+  return ticket;
+}
+
+void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes) {
+  // A backward belongs to its forward; what has no input of its own, such as clipping, to what runs.
+  const bool with_graph = at::GradMode::is_enabled();
+  if ((pass_is_known_ && with_graph == pass_with_graph_) || input_shapes == 0 ||
+      torch::autograd::get_current_graph_task_id() != -1 ||
+      std::none_of(operands.begin(), operands.end(),
+                   [&](const OpOperand& operand) { return by_storage_.contains(operand.storage); })) {
+    return;
+  }
+  pass_is_known_ = true;
+  pass_with_graph_ = with_graph;
+  memory_.stream().begin_pass(input_shapes * 2 + (with_graph ? 1 : 0));
+}
+
+std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands,
+                                                       std::uint64_t input_shapes) noexcept {
   try {
     notice_dead_storages();
+    notice_pass(operands, input_shapes);
     c10::SmallVector<Access, 8> accesses;
     for (const OpOperand& operand : operands) {
       accesses.push_back(

@@ -21,7 +21,7 @@
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
 #include "memory/placement.h"
-#include "optimizer/update.h"
+#include "optimizer/update_queue.h"
 
 namespace terrace {
 
@@ -43,6 +43,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::span<const ChunkSet> chunk_sets() const noexcept { return chunk_sets_; }
   Gradients& gradients() noexcept { return *gradients_; }
   SessionMemory& memory() noexcept { return memory_; }
+  UpdateQueue& updates() noexcept { return *updates_; }
+  /// Queues an update, or runs it at once where the configuration says so, and ends the step.
+  UpdateTicket update(UpdateJob job);
 
   /// Tells residency of storages that died since the last call.
   void notice_dead_storages();
@@ -50,7 +53,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::exception_ptr last_error() const;
 
   // OpPinner
-  std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands) noexcept override;
+  std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands,
+                                           std::uint64_t input_shapes) noexcept override;
   // ProgramMemory
   std::shared_ptr<BlockSource> source() override;
   void refused(std::exception_ptr error) noexcept override;
@@ -65,6 +69,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
     bool trainable = false;
   };
 
+  /// Tells residency which pass an op begins, or goes on with.
+  void notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes);
   void manage_parameters(std::span<ManagedParameter> found);
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
@@ -90,6 +96,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   const Config config_;
   SessionMemory memory_;
   const std::shared_ptr<StorageRegistry> registry_ = std::make_shared<StorageRegistry>();
+  std::unique_ptr<UpdateQueue> updates_;
   std::shared_ptr<Gradients> gradients_;
   std::deque<ManagedParameter> parameters_;  // stable addresses
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;
@@ -98,6 +105,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   RestingRoom rested_{};  ///< bytes that rest on each tier
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
+  bool pass_is_known_ = false;  ///< residency has been told which pass runs
+  bool pass_with_graph_ = false;
 };
 
 }  // namespace terrace

@@ -28,12 +28,13 @@ std::span<std::byte> Pin::host_bytes(std::size_t position, std::uint64_t offset)
           static_cast<std::size_t>(granule_bytes - within)};
 }
 
-AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, Device& device,
-                           HostArena& arena, NvmeStore* store)
+AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& device, HostArena& arena, NvmeStore* store,
+                           IoEngine* engine, const Options& options)
     : budgets_(budgets),
-      staging_(*budgets[index_of(Tier::host)], Kind::other, Mover::staging_blocks * arena.granule_bytes()),
-      policy_(budgets, device_chunk_limit),
-      mover_(device, arena, store) {}
+      staging_(*budgets[index_of(Tier::host)], Kind::other, TransferService::staging_blocks * arena.granule_bytes()),
+      policy_(budgets, options.device_chunk_limit, options.prefetch_depth),
+      places_(device, arena, store),
+      transfers_(device, arena, store, engine, options.observer) {}
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
@@ -42,23 +43,52 @@ ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t by
   make_room(info.room_bytes[index_of(home)], kind, home, lock);
   budgets_[index_of(home)]->release(kind, info.room_bytes[index_of(home)]);
   const ChunkId id = policy_.add_chunk(info);
-  mover_.add_chunk(id, info);
+  places_.add_chunk(id, info);
   return id;
 }
 
-Pin AccessStream::acquire(std::span<const Access> accesses) {
+Pin AccessStream::acquire(std::span<const Access> accesses, AccessOrigin origin) {
+  if (origin == AccessOrigin::program) {
+    settle_prior_work(accesses);
+  }
   Request request;
   request.accesses = accesses;
   Pin pin;
   pin.held_.reserve(accesses.size());
   Lock lock(mutex_);
   policy_.submit(request);
-  settle(request, lock);
+  settle(request, lock, origin);
   for (const Access& access : accesses) {
-    pin.held_.emplace_back(access, &mover_.place(access.chunk));
+    pin.held_.emplace_back(access, &places_.place(access.chunk));
   }
   pin.stream_ = this;
   return pin;
+}
+
+void AccessStream::settle_prior_work(std::span<const Access> accesses) {
+  if (prior_work_ != nullptr) {
+    prior_work_->before_access(accesses);
+  }
+}
+
+void AccessStream::begin_pass(ScheduleBook::Key key) {
+  const Lock lock(mutex_);
+  policy_.begin_pass(key);
+  carry_out(lock);
+}
+
+void AccessStream::announce(std::vector<ChunkId> chunks) {
+  const Lock lock(mutex_);
+  policy_.announce(std::move(chunks));
+  carry_out(lock);
+}
+
+void AccessStream::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
+  const Lock lock(mutex_);
+  for (const ChunkId chunk : chunks) {
+    policy_.set_update_queued(chunk, queued);
+  }
+  carry_out(lock);
 }
 
 void AccessStream::allocate(std::uint64_t bytes, Kind kind, Tier tier) {
@@ -79,19 +109,19 @@ void AccessStream::make_room(std::uint64_t bytes, Kind kind, Tier tier, Lock& lo
   room.program_kind = kind;
   room.program_tier = tier;
   policy_.submit(room);
-  settle(room, lock);
+  settle(room, lock, AccessOrigin::program);
 }
 
 void AccessStream::discard(ChunkId chunk) {
   const Lock lock(mutex_);
   policy_.discard(chunk);
-  carry_out_vacates(lock);
-  changed_.notify_all();
+  carry_out(lock);
 }
 
 void AccessStream::step_mark() {
   const Lock lock(mutex_);
   policy_.step_mark();
+  carry_out(lock);
   for (const Tier tier : all_tiers) {
     step_peaks_[index_of(tier)] = budgets_[index_of(tier)]->take_step_peak();
   }
@@ -99,9 +129,10 @@ void AccessStream::step_mark() {
 
 MemoryUsage AccessStream::usage() const {
   MemoryUsage usage;
-  usage.bytes_moved = mover_.moved();
+  usage.bytes_moved = transfers_.moved();
   usage.stall_seconds = static_cast<double>(stalled_ns_.load(std::memory_order_relaxed)) * 1e-9;
   const Lock lock(mutex_);
+  usage.demand_fetches = policy_.demand_fetches();
   for (const Tier tier : all_tiers) {
     const std::size_t at = index_of(tier);
     MemoryUsage::OfTier& figures = usage.tiers[at];
@@ -138,57 +169,62 @@ void AccessStream::release(const Pin& pin) noexcept {
   const Lock lock(mutex_);
   guarded([&] {
     policy_.release(accesses);
-    carry_out_vacates(lock);
+    carry_out(lock);
   });
   changed_.notify_all();
 }
 
-void AccessStream::settle(Request& request, Lock& lock) {
-  carry_out_vacates(lock);
-  changed_.notify_all();  // what was asked for may have moved on those who asked before
+void AccessStream::settle(Request& request, Lock& lock, AccessOrigin origin) {
+  carry_out(lock);
   if (request.verdict == Request::Verdict::waiting) {
     const Stopwatch stopwatch;
-    while (request.verdict == Request::Verdict::waiting) {
-      if (const auto transfer = policy_.next_transfer()) {
-        carry_out(*transfer, lock);
-      } else {
-        changed_.wait(lock);
-      }
+    changed_.wait(lock, [&] { return request.verdict != Request::Verdict::waiting; });
+    if (origin == AccessOrigin::program) {
+      stalled_ns_.fetch_add(stopwatch.elapsed_ns(), std::memory_order_relaxed);
     }
-    stalled_ns_.fetch_add(stopwatch.elapsed_ns(), std::memory_order_relaxed);
-    changed_.notify_all();
   }
   if (request.verdict == Request::Verdict::refused) {
     std::rethrow_exception(request.error);
   }
 }
 
-void AccessStream::carry_out(const Transfer& transfer, Lock& lock) noexcept {
-  ChunkPlace& place = mover_.place(transfer.chunk);
-  lock.unlock();
-  std::exception_ptr error;
-  try {
-    mover_.run(transfer, place);
-  } catch (...) {
-    error = std::current_exception();
+void AccessStream::carry_out(const Lock&) {
+  for (;;) {
+    if (const auto vacate = policy_.next_vacate()) {
+      places_.vacate(*vacate);
+      policy_.vacated(*vacate);
+    } else if (const auto transfer = policy_.next_transfer()) {
+      start(*transfer);
+    } else if (const auto urgent = policy_.next_urgent()) {
+      if (const auto found = under_way_.find({urgent->chunk, urgent->to}); found != under_way_.end()) {
+        transfers_.raise(found->second, TransferPriority::demand);
+      }
+    } else {
+      break;
+    }
   }
-  lock.lock();
+  changed_.notify_all();
+}
+
+void AccessStream::start(const Transfer& transfer) {
+  TransferRequest request = places_.request(transfer);
+  request.done = [this, transfer](std::exception_ptr error) { finished(transfer, std::move(error)); };
+  under_way_[{transfer.chunk, transfer.to}] = transfers_.start(std::move(request));
+}
+
+void AccessStream::finished(const Transfer& transfer, std::exception_ptr error) noexcept {
+  const Lock lock(mutex_);
   guarded([&] {
+    under_way_.erase({transfer.chunk, transfer.to});
     if (error) {
+      places_.failed(transfer);
       policy_.transfer_failed(transfer, error);
     } else {
       policy_.transfer_done(transfer);
     }
-    carry_out_vacates(lock);
+    carry_out(lock);
   });
   changed_.notify_all();
-}
-
-void AccessStream::carry_out_vacates(const Lock&) {
-  while (const auto vacate = policy_.next_vacate()) {
-    mover_.vacate(*vacate);
-    policy_.vacated(*vacate);
-  }
 }
 
 }  // namespace terrace

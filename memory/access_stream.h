@@ -1,8 +1,8 @@
 /// The only way from above to chunks and to room on the device: acquire, release, allocate, free, step.
 ///
-/// It drives the policy: events go in under one mutex, and transfers are carried out without it, by the
-/// threads that wait for something. A failed transfer reaches whoever needs its bytes. Chunks are named by
-/// id; where their bytes are is known while they are pinned.
+/// It drives the policy: events go in under one mutex, transfers are started with the transfer service, whose threads
+/// report them done. A failed transfer reaches whoever needs its bytes. Chunks are named by id; where their bytes are
+/// is known while they are pinned.
 ///
 /// Thread-safe. A thread may hold several pins; it is never made to wait for another thread's.
 #pragma once
@@ -10,18 +10,32 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "memory/mover.h"
+#include "memory/chunk_places.h"
 #include "memory/policy.h"
 #include "memory/usage.h"
+#include "offload/transfer_service.h"
 
 namespace terrace {
 
 class AccessStream;
+
+/// Work that has to be done before chunks may be used: queued updates of them.
+class PriorWork {
+ public:
+  virtual ~PriorWork() = default;
+  /// Called by a thread that is about to use the chunks, under no lock: returns when nothing is owed to them. What it
+  /// throws is what the access throws.
+  virtual void before_access(std::span<const Access> accesses) = 0;
+};
+
+/// Who asks: the program, or prior work itself.
+enum class AccessOrigin : std::uint8_t { program, prior_work };
 
 /// Holds chunks where they are, for as long as this object lives. Movable; any thread may end it.
 class Pin {
@@ -50,10 +64,16 @@ class Pin {
 
 class AccessStream {
  public:
-  /// `budgets` are those of the tiers, `device_chunk_limit` as in Policy. `store` may be null. The staging
+  struct Options {
+    std::uint64_t device_chunk_limit = ~std::uint64_t{0};  ///< as in Policy
+    std::size_t prefetch_depth = 0;                        ///< as in Policy
+    TransferObserver* observer = nullptr;
+  };
+
+  /// `budgets` are those of the tiers. `store` and `engine` are null where there is no NVMe tier. The staging
   /// blocks are counted in the host's budget here (Throws OutOfMemory). All outlive the stream.
-  AccessStream(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, Device& device,
-               HostArena& arena, NvmeStore* store);
+  AccessStream(std::array<Budget*, tier_count> budgets, Device& device, HostArena& arena, NvmeStore* store,
+               IoEngine* engine, const Options& options);
   AccessStream(const AccessStream&) = delete;
   AccessStream& operator=(const AccessStream&) = delete;
 
@@ -64,7 +84,17 @@ class AccessStream {
   /// Waits until every operand is at its tier and pins it there. Throws OutOfMemory (nothing more can
   /// leave), IoError or CorruptData (its bytes could not be brought), LogicError (a chunk is wanted on a
   /// tier while it is held on another and would change).
-  Pin acquire(std::span<const Access> accesses);
+  Pin acquire(std::span<const Access> accesses, AccessOrigin origin = AccessOrigin::program);
+
+  /// `work` is asked before every access of the program; null: nothing is owed. Not while another thread acquires.
+  void set_prior_work(PriorWork* work) noexcept { prior_work_ = work; }
+  /// Does what is owed to the chunks, as `acquire` would.
+  void settle_prior_work(std::span<const Access> accesses);
+
+  // What is known of the future: see Policy.
+  void begin_pass(ScheduleBook::Key key);
+  void announce(std::vector<ChunkId> chunks);
+  void set_update_queued(std::span<const ChunkId> chunks, bool queued);
 
   /// Room for a tensor of the program, which chunks leave for if need be. Throws OutOfMemory.
   void allocate(std::uint64_t bytes, Kind kind, Tier tier = Tier::device);
@@ -77,8 +107,8 @@ class AccessStream {
   void step_mark();
 
   MemoryUsage usage() const;
-  std::uint64_t granule_bytes() const noexcept { return mover_.granule_bytes(); }
-  std::array<std::uint64_t, tier_count> room_bytes(std::uint64_t bytes) const { return mover_.room_bytes(bytes); }
+  std::uint64_t granule_bytes() const noexcept { return places_.granule_bytes(); }
+  std::array<std::uint64_t, tier_count> room_bytes(std::uint64_t bytes) const { return places_.room_bytes(bytes); }
 
   /// Calls `look(const Policy&)` under the lock, for tests and reports.
   template <class Look>
@@ -94,9 +124,11 @@ class AccessStream {
   void release(const Pin& pin) noexcept;
   /// Counts `bytes` in the tier's budget, once there is room for them.
   void make_room(std::uint64_t bytes, Kind kind, Tier tier, Lock& lock);
-  void settle(Request& request, Lock& lock);
-  void carry_out(const Transfer& transfer, Lock& lock) noexcept;
-  void carry_out_vacates(const Lock& lock);
+  void settle(Request& request, Lock& lock, AccessOrigin origin);
+  /// Has everything carried out that the policy has decided.
+  void carry_out(const Lock& lock);
+  void start(const Transfer& transfer);
+  void finished(const Transfer& transfer, std::exception_ptr error) noexcept;
   template <class Event>
   void guarded(Event&& event) noexcept;
 
@@ -105,9 +137,12 @@ class AccessStream {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Policy policy_;
-  Mover mover_;
+  ChunkPlaces places_;
+  std::map<std::pair<ChunkId, Tier>, TransferId> under_way_;
+  PriorWork* prior_work_ = nullptr;
   std::array<std::uint64_t, tier_count> step_peaks_{};
   std::atomic<std::int64_t> stalled_ns_{0};
+  TransferService transfers_;  // last: its threads report to all of the above
 };
 
 }  // namespace terrace

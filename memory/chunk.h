@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "offload/tier.h"
+#include "offload/transfer.h"
 
 namespace terrace {
 
@@ -39,6 +40,7 @@ struct Transfer {
   bool fill = false;
   Tier from = Tier::host;
   Tier to = Tier::device;
+  TransferPriority priority = TransferPriority::demand;
 };
 
 }  // namespace terrace

@@ -24,14 +24,24 @@ std::array<Tier, 2> sources_for(Tier to) {
   return {Tier::host, Tier::device};
 }
 
+/// Whether the request holds a pin on the copy that the transfer was to bring.
+bool waits_for(const Request& request, const Transfer& transfer) {
+  for (std::size_t i = 0; i < request.held.size(); ++i) {
+    if (request.held[i] && request.accesses[i].chunk == transfer.chunk && request.accesses[i].tier == transfer.to) {
+      return true;
+    }
+  }
+  return false;
+}
+
 std::string describe(const ChunkInfo& info) {
   return std::string(name_of(info.kind)) + " chunk " + std::to_string(info.index);
 }
 
 }  // namespace
 
-Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit)
-    : budgets_(budgets), device_chunk_limit_(device_chunk_limit) {}
+Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth)
+    : budgets_(budgets), device_chunk_limit_(device_chunk_limit), prefetch_depth_(prefetch_depth) {}
 
 Policy::~Policy() {
   const auto give_back = [&](ChunkId id, Tier tier) {
@@ -79,8 +89,9 @@ void Policy::submit(Request& request) {
                  ? budgets_[index_of(request.program_tier)]->try_reserve(request.program_kind, request.program_bytes)
                  : grantable_now(request)) {
     grant(request);
+    advance();
   } else {
-    queue_.push_back(&request);
+    lanes_[index_of(lane_of(request))].queue.push_back(&request);
     advance();
   }
 }
@@ -98,6 +109,9 @@ void Policy::transfer_done(const Transfer& transfer) {
   chunk.at(transfer.to).last_use = ++clock_;
   chunk.at(transfer.to).failed_writes = 0;
   --in_flight_;
+  if (transfer.priority == TransferPriority::prefetch) {
+    --lanes_[index_of(transfer.to)].ahead;
+  }
   if (!transfer.fill) {
     Residency::Copy& source = chunk.at(transfer.from);
     --source.outgoing;
@@ -115,14 +129,20 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
   if (chunk.at(transfer.to).state != CopyState::arriving) {
     throw LogicError("policy: a transfer that was not started is reported failed");
   }
-  // Who waits for these bytes gets the error; only the first of the queue holds a pin on them.
-  if (!queue_.empty() && chunk.at(transfer.to).pins > 0) {
-    Request& first = *queue_.front();
-    queue_.pop_front();
-    refuse(first, error);
+  // Who waits for these bytes gets the error; only the first of a lane holds a pin on them.
+  for (Lane& lane : lanes_) {
+    if (!lane.queue.empty() && waits_for(*lane.queue.front(), transfer)) {
+      Request& first = *lane.queue.front();
+      lane.queue.pop_front();
+      refuse(first, error);
+    }
   }
   chunk.step(transfer.to, CopyStep::failed);
+  chunk.at(transfer.to).ahead_of_need = false;
   --in_flight_;
+  if (transfer.priority == TransferPriority::prefetch) {
+    --lanes_[index_of(transfer.to)].ahead;
+  }
   if (transfer.to != chunk.info().home) {
     vacate(transfer.chunk, transfer.to);
   }
@@ -156,14 +176,50 @@ void Policy::discard(ChunkId chunk) {
   advance();
 }
 
-void Policy::step_mark() { schedule_.finish_step(); }
+void Policy::begin_pass(ScheduleBook::Key key) {
+  book_.begin_pass(key);
+  if (book_.current() != lanes_[index_of(Tier::device)].forecast.schedule()) {
+    lanes_[index_of(Tier::device)].forecast.follow(book_.current());
+    look_ahead_again(Tier::device);
+    advance();
+  }
+}
+
+void Policy::step_mark() {
+  book_.end_step();
+  lanes_[index_of(Tier::device)].forecast.follow(book_.current());
+  look_ahead_again(Tier::device);
+  advance();
+}
+
+void Policy::announce(std::vector<ChunkId> chunks) {
+  std::vector<Schedule::Entry> entries;
+  entries.reserve(chunks.size());
+  for (const ChunkId chunk : chunks) {
+    entries.push_back({.chunk = chunk});
+  }
+  announced_ = Schedule(std::move(entries));
+  lanes_[index_of(Tier::host)].forecast.follow(&announced_);
+  look_ahead_again(Tier::host);
+  advance();
+}
+
+void Policy::set_update_queued(ChunkId chunk, bool queued) {
+  chunks_.at(chunk).update_queued = queued;
+  if (!queued) {
+    look_ahead_again(Tier::device);
+    advance();
+  }
+}
 
 void Policy::fail(std::exception_ptr error) {
   failure_ = std::move(error);
-  while (!queue_.empty()) {
-    Request& first = *queue_.front();
-    queue_.pop_front();
-    refuse(first, failure_);
+  for (Lane& lane : lanes_) {
+    while (!lane.queue.empty()) {
+      Request& first = *lane.queue.front();
+      lane.queue.pop_front();
+      refuse(first, failure_);
+    }
   }
 }
 
@@ -185,6 +241,23 @@ std::optional<Transfer> Policy::next_transfer() {
   return next;
 }
 
+std::optional<Transfer> Policy::next_urgent() {
+  if (urgent_.empty()) {
+    return std::nullopt;
+  }
+  const Transfer next = urgent_.front();
+  urgent_.pop_front();
+  return next;
+}
+
+std::size_t Policy::waiting() const noexcept {
+  std::size_t count = 0;
+  for (const Lane& lane : lanes_) {
+    count += lane.queue.size();
+  }
+  return count;
+}
+
 bool Policy::grantable_now(const Request& request) const {
   return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const Access& access) {
     const Residency& chunk = chunks_[access.chunk];
@@ -201,16 +274,23 @@ bool Policy::grantable_now(const Request& request) const {
 }
 
 void Policy::grant(Request& request) {
-  const std::uint64_t program_bytes = budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)];
+  Budget& device = *budgets_[index_of(Tier::device)];
+  if (!request.accesses.empty()) {
+    book_.note_program_bytes(device.take_program_peak());
+  }
   for (std::size_t i = 0; i < request.accesses.size(); ++i) {
     const Access& access = request.accesses[i];
     if (request.held.empty() || !request.held[i]) {
       pin(access);
     }
+    chunks_[access.chunk].at(access.tier).ahead_of_need = false;
     if (access.mode == AccessMode::write) {
       supersede_others(access.chunk, access.tier);
     }
-    schedule_.record(access, program_bytes);
+    if (access.tier == Tier::device) {
+      book_.record(access, device.used() - chunk_bytes_[index_of(Tier::device)]);
+    }
+    lanes_[index_of(access.tier)].forecast.advance(access.chunk);
   }
   request.verdict = Request::Verdict::granted;
 }
@@ -227,13 +307,24 @@ void Policy::refuse(Request& request, std::exception_ptr error) {
 }
 
 void Policy::advance() {
-  while (!queue_.empty()) {
-    Request& first = *queue_.front();
+  for (Lane& lane : lanes_) {
+    serve(lane);
+  }
+  if (prefetch_depth_ > 0 && !failure_) {
+    look_ahead(Tier::device);
+    look_ahead(Tier::host);
+  }
+}
+
+void Policy::serve(Lane& lane) {
+  while (!lane.queue.empty()) {
+    Request& first = *lane.queue.front();
+    lane.short_of_room = false;
     const Progress progress = first.accesses.empty() ? advance_program(first) : advance_accesses(first);
     if (progress == Progress::blocked) {
       return;
     }
-    queue_.pop_front();
+    lane.queue.pop_front();
   }
 }
 
@@ -251,6 +342,7 @@ Policy::Progress Policy::advance_program(Request& request) {
       return Progress::done;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {
+      lanes_[index_of(tier)].short_of_room = true;
       return Progress::blocked;
     }
   }
@@ -306,12 +398,17 @@ bool Policy::advance_access(Request& request, std::size_t position) {
       return false;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(access.tier)] > 0) {
+      lanes_[index_of(access.tier)].short_of_room = true;
       return false;
     }
   }
   hold(request, position);
   if (chunk.at(access.tier).state == CopyState::reserved) {
-    start_arrival(access.chunk, access.tier);
+    demand_fetches_ += access.tier == Tier::device && chunk.has_bytes() ? 1 : 0;
+    start_arrival(access.chunk, access.tier, TransferPriority::demand);
+  } else if (chunk.at(access.tier).state == CopyState::arriving && chunk.at(access.tier).ahead_of_need) {
+    chunk.at(access.tier).ahead_of_need = false;
+    urgent_.push_back({.chunk = access.chunk, .to = access.tier});
   }
   if (chunk.at(access.tier).state != CopyState::valid) {
     return false;
@@ -341,15 +438,15 @@ void Policy::hold(Request& request, std::size_t position) {
   }
 }
 
-void Policy::start_arrival(ChunkId id, Tier to) {
+void Policy::start_arrival(ChunkId id, Tier to, TransferPriority priority) {
   const Residency& chunk = chunks_[id];
   for (const Tier from : sources_for(to)) {
     if (chunk.at(from).readable()) {
-      start_transfer({.chunk = id, .fill = false, .from = from, .to = to});
+      start_transfer({.chunk = id, .fill = false, .from = from, .to = to, .priority = priority});
       return;
     }
   }
-  start_transfer({.chunk = id, .fill = true, .from = to, .to = to});
+  start_transfer({.chunk = id, .fill = true, .from = to, .to = to, .priority = priority});
 }
 
 void Policy::start_transfer(const Transfer& transfer) {
@@ -384,6 +481,7 @@ void Policy::unpin(const Access& access) {
   copy.write_pins -= writes;
   copy.last_use = ++clock_;
   drop_if_dead(access.chunk);
+  clean_if_done_with(access.chunk, access.tier);
 }
 
 void Policy::supersede_others(ChunkId id, Tier tier) {
@@ -422,16 +520,103 @@ bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
     if (!id) {
       return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
     }
-    Residency& chunk = chunks_[*id];
-    if (chunk.readable_elsewhere(tier)) {
-      vacate(*id, tier);
-    } else {
-      chunk.step(tier, CopyStep::leave);
-      leaving_bytes_[index_of(tier)] += chunk.info().room_bytes[index_of(tier)];
-      start_transfer({.chunk = *id, .fill = false, .from = tier, .to = chunk.info().home});
-    }
+    evict(*id, tier, TransferPriority::demand);
   }
   return true;
+}
+
+void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
+  Residency& chunk = chunks_[id];
+  Lane& lane = lanes_[index_of(tier)];
+  if (const auto use = lane.forecast.schedule() != nullptr
+                           ? lane.forecast.schedule()->next_use(id, lane.forecast.cursor())
+                           : std::nullopt) {
+    lane.planned = std::min(lane.planned, *use);
+  }
+  if (chunk.readable_elsewhere(tier)) {
+    vacate(id, tier);
+  } else {
+    chunk.step(tier, CopyStep::leave);
+    leaving_bytes_[index_of(tier)] += chunk.info().room_bytes[index_of(tier)];
+    start_transfer({.chunk = id, .fill = false, .from = tier, .to = chunk.info().home, .priority = priority});
+  }
+}
+
+void Policy::look_ahead(Tier tier) {
+  Lane& lane = lanes_[index_of(tier)];
+  const Schedule* schedule = lane.forecast.schedule();
+  if (schedule == nullptr || lane.short_of_room) {
+    return;
+  }
+  for (lane.planned = std::max(lane.planned, lane.forecast.cursor()); lane.planned < schedule->size(); ++lane.planned) {
+    if (lane.ahead >= prefetch_depth_) {
+      return;
+    }
+    const ChunkId id = (*schedule)[lane.planned].chunk;
+    Residency& chunk = chunks_[id];
+    const CopyState state = chunk.at(tier).state;
+    const bool wanted_here = state == CopyState::absent || state == CopyState::reserved;
+    if (!wanted_here || !chunk.has_bytes() || chunk.discard_when_idle || chunk.changing_elsewhere(tier) ||
+        (tier == Tier::device && chunk.update_queued)) {
+      continue;
+    }
+    if (state == CopyState::absent && !take_room_ahead(id, tier, lane.planned)) {
+      return;
+    }
+    ++lane.ahead;
+    chunk.at(tier).ahead_of_need = true;
+    start_arrival(id, tier, TransferPriority::prefetch);
+  }
+}
+
+bool Policy::take_room_ahead(ChunkId id, Tier tier, std::size_t position) {
+  const std::size_t at = index_of(tier);
+  const Forecast& forecast = lanes_[at].forecast;
+  const std::uint64_t room = chunks_[id].info().room_bytes[at];
+  const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
+  const std::uint64_t others = std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position));
+  const auto fits = [&](std::uint64_t chunk_bytes) {
+    return chunk_bytes + room + others <= budgets_[at]->capacity() &&
+           (tier != Tier::device || chunk_bytes + room <= device_chunk_limit_);
+  };
+  for (;;) {
+    if (fits(chunk_bytes_[at])) {
+      return try_take_room(id, tier);
+    }
+    if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at])) {
+      return false;  // it comes
+    }
+    const std::optional<ChunkId> other = victim(tier);
+    if (!other || distance(*other, tier) <= position - forecast.cursor()) {
+      return false;
+    }
+    evict(*other, tier, TransferPriority::write_back);
+  }
+}
+
+void Policy::clean_if_done_with(ChunkId id, Tier tier) {
+  Residency& chunk = chunks_[id];
+  const Residency::Copy& copy = chunk.at(tier);
+  const Residency::Copy& home = chunk.at(chunk.info().home);
+  const Forecast& forecast = lanes_[index_of(tier)].forecast;
+  if (prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
+      chunk.info().home != tier && home.state == CopyState::reserved && !chunk.readable_elsewhere(tier) &&
+      home.failed_writes == 0 && !chunk.discard_when_idle && forecast.schedule() != nullptr &&
+      !forecast.used_again(id)) {
+    start_transfer(
+        {.chunk = id, .fill = false, .from = tier, .to = chunk.info().home, .priority = TransferPriority::write_back});
+  }
+}
+
+std::uint64_t Policy::distance(ChunkId id, Tier tier) const {
+  const std::uint64_t here = lanes_[index_of(tier)].forecast.distance(id);
+  if (tier != Tier::host || here != Forecast::never) {
+    return here;
+  }
+  // Not announced, but the device may be brought its bytes from here: after all that is announced.
+  const std::uint64_t on_device = lanes_[index_of(Tier::device)].forecast.distance(id);
+  constexpr std::uint64_t after_what_is_announced = std::uint64_t{1} << 62;
+  return on_device == Forecast::never ? Forecast::never : after_what_is_announced + on_device;
 }
 
 std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const {
@@ -447,18 +632,33 @@ std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) c
 }
 
 std::optional<ChunkId> Policy::victim(Tier tier) const {
-  std::optional<ChunkId> oldest;
+  std::optional<ChunkId> found;
+  std::uint64_t furthest = 0;
+  bool found_clean = false;
   for (ChunkId id = 0; id < chunks_.size(); ++id) {
     const Residency& chunk = chunks_[id];
     const Residency::Copy& copy = chunk.at(tier);
+    const bool clean = chunk.readable_elsewhere(tier);
     // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
-    const bool can_leave = chunk.readable_elsewhere(tier) || chunk.at(chunk.info().home).state != CopyState::arriving;
-    if (copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing == 0 && chunk.info().home != tier &&
-        can_leave && (!oldest || copy.last_use < chunks_[*oldest].at(tier).last_use)) {
-      oldest = id;
+    const bool can_leave = clean || chunk.at(chunk.info().home).state != CopyState::arriving;
+    if (copy.state != CopyState::valid || copy.pins > 0 || copy.outgoing > 0 || chunk.info().home == tier ||
+        !can_leave) {
+      continue;
+    }
+    const std::uint64_t away = distance(id, tier);
+    const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
+    const bool better =
+        !found || away > furthest ||
+        (away == furthest && (clean != found_clean && lanes_[index_of(tier)].forecast.schedule() != nullptr
+                                  ? clean
+                                  : last_use(id) < last_use(*found)));
+    if (better) {
+      found = id;
+      furthest = away;
+      found_clean = clean;
     }
   }
-  return oldest;
+  return found;
 }
 
 void Policy::vacate(ChunkId id, Tier tier) {
@@ -559,10 +759,16 @@ void Policy::check_invariants() const {
   }
   require(chunk_bytes_[index_of(Tier::device)] <= device_chunk_limit_, "device chunks stay within their limit");
   const bool something_comes = in_flight_ > 0 || vacating_bytes_ != std::array<std::uint64_t, tier_count>{};
-  require(queue_.empty() || something_comes, "who waits, waits for something in flight");
-  for (std::size_t i = 1; i < queue_.size(); ++i) {
-    require(queue_[i]->held.empty(), "only the first of the queue holds pins");
+  require(waiting() == 0 || something_comes, "who waits, waits for something in flight");
+  std::size_t ahead = 0;
+  for (const Lane& lane : lanes_) {
+    ahead += lane.ahead;
+    for (std::size_t i = 1; i < lane.queue.size(); ++i) {
+      require(lane.queue[i]->held.empty(), "only the first of a lane holds pins");
+    }
+    require(lane.ahead <= prefetch_depth_, "no more is fetched ahead at once than is allowed");
   }
+  require(ahead <= in_flight_, "what is fetched ahead is in flight");
 }
 
 }  // namespace terrace

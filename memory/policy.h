@@ -5,10 +5,17 @@
 /// `transfer_done` or `transfer_failed`, a vacated room by `vacated`. Bytes are counted in the tiers'
 /// budgets before an action that needs them is issued and given back after `vacated`.
 ///
-/// Requests. One whose operands are all there is granted at once. The others queue in order; only the first
-/// of the queue holds pins and asks for room, evicting the copies used longest ago: a clean one is dropped,
-/// a dirty one transferred to its home first. It waits for transfers in flight and never for another
-/// holder's pin: where nothing can be evicted and nothing is in flight it is refused with OutOfMemory.
+/// Requests. One whose operands are all there is granted at once. The others queue in order, in the lane of the tier
+/// they want; only the first of a lane holds pins and asks for room. It waits for transfers in flight and never for
+/// another holder's pin: where nothing can be evicted and nothing is in flight it is refused with OutOfMemory.
+///
+/// Eviction takes the copy whose next use is furthest away, counted around the end of the pass; where nothing is known,
+/// the one used longest ago. A clean one is dropped, a dirty one transferred to its home first.
+///
+/// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
+/// announced. Ahead of the cursor, chunks are brought into free room and into that of copies with a later use, so that
+/// what is fetched ahead never displaces what is needed sooner. Dirty copies without a further use in the pass are
+/// written home at once, so that they can be dropped when their room is needed.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home. A write supersedes all other copies. A
 /// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -46,7 +53,7 @@ struct Request {
   Verdict verdict = Verdict::waiting;
   std::exception_ptr error;  ///< why it was refused
 
-  /// Set by the policy: which accesses hold a pin while this is the first of the queue.
+  /// Set by the policy: which accesses hold a pin while this is the first of its lane.
   std::vector<bool> held;
 };
 
@@ -59,8 +66,8 @@ struct Vacate {
 class Policy {
  public:
   /// `budgets` outlive the policy. `device_chunk_limit` bounds the bytes of chunks on the device, within
-  /// its budget.
-  Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit);
+  /// its budget; `prefetch_depth` the transfers ahead of need under way at once on a lane.
+  Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth = 0);
   /// Gives all room back to the budgets; by then the memory behind it is free.
   ~Policy();
   Policy(const Policy&) = delete;
@@ -80,7 +87,14 @@ class Policy {
   /// The chunk's bytes are dead: its copies are dropped without a transfer as soon as nobody uses them.
   /// A write that comes first takes the word back.
   void discard(ChunkId chunk);
+  /// A pass of the program begins, or goes on if its key is that of the pass that runs.
+  void begin_pass(ScheduleBook::Key key);
+  /// The program's step ends: the next pass is taken to be like the last.
   void step_mark();
+  /// What will be wanted on the host, in this order; replaces what was announced before.
+  void announce(std::vector<ChunkId> chunks);
+  /// While an update of a chunk is queued, nothing is fetched ahead from it: its bytes are about to change.
+  void set_update_queued(ChunkId chunk, bool queued);
   /// From now on every request is refused with `error`.
   void fail(std::exception_ptr error);
 
@@ -88,15 +102,19 @@ class Policy {
 
   std::optional<Vacate> next_vacate();
   std::optional<Transfer> next_transfer();
+  /// A transfer issued before for which somebody waits now.
+  std::optional<Transfer> next_urgent();
 
   // --- what there is ---
 
   std::size_t chunk_count() const noexcept { return chunks_.size(); }
   const Residency& chunk(ChunkId id) const { return chunks_.at(id); }
-  const Schedule& schedule() const noexcept { return schedule_; }
+  const Forecast& forecast(Tier tier) const noexcept { return lanes_[index_of(tier)].forecast; }
+  /// Transfers that were started because somebody waited for the bytes on the device.
+  std::uint64_t demand_fetches() const noexcept { return demand_fetches_; }
   std::uint64_t chunk_bytes(Tier tier) const noexcept { return chunk_bytes_[index_of(tier)]; }
   std::uint64_t peak_chunk_bytes(Tier tier) const noexcept { return peak_chunk_bytes_[index_of(tier)]; }
-  std::size_t waiting() const noexcept { return queue_.size(); }
+  std::size_t waiting() const noexcept;
 
   /// Throws LogicError if anything that must always hold does not. For tests: linear in the chunks.
   void check_invariants() const;
@@ -104,10 +122,24 @@ class Policy {
  private:
   enum class Progress : std::uint8_t { done, blocked };
 
+  /// Who wants something on one tier, and what is known to be wanted there next.
+  struct Lane {
+    std::deque<Request*> queue;
+    bool short_of_room = false;  ///< its first waits for room
+    Forecast forecast;
+    std::size_t planned = 0;  ///< up to here nothing is to be fetched ahead
+    std::size_t ahead = 0;    ///< transfers ahead of need under way
+  };
+
+  static Tier lane_of(const Request& request) noexcept {
+    return request.accesses.empty() ? request.program_tier : request.accesses.front().tier;
+  }
   bool grantable_now(const Request& request) const;
   void grant(Request& request);
   void refuse(Request& request, std::exception_ptr error);
+  /// Serves who waits, then looks ahead.
   void advance();
+  void serve(Lane& lane);
   Progress advance_program(Request& request);
   Progress advance_accesses(Request& request);
   /// Whether the access holds its pin with the bytes there; starts what is missing.
@@ -115,13 +147,23 @@ class Policy {
   /// Room on the tier of the access at `position` that the accesses after it need and do not hold.
   std::uint64_t room_wanted_after(const Request& request, std::size_t position) const;
   void hold(Request& request, std::size_t position);
-  void start_arrival(ChunkId id, Tier to);
+  void start_arrival(ChunkId id, Tier to, TransferPriority priority);
   void start_transfer(const Transfer& transfer);
   void pin(const Access& access);
   void unpin(const Access& access);
   void supersede_others(ChunkId id, Tier tier);
 
   bool try_take_room(ChunkId id, Tier tier);
+  void look_ahead(Tier tier);
+  void look_ahead_again(Tier tier) { lanes_[index_of(tier)].planned = lanes_[index_of(tier)].forecast.cursor(); }
+  /// Room for the chunk that is used at `position`, free of what the program will need until then. Evicts copies with
+  /// a later use, one at a time.
+  bool take_room_ahead(ChunkId id, Tier tier, std::size_t position);
+  void evict(ChunkId id, Tier tier, TransferPriority priority);
+  /// Writes the copy home if it is dirty and not used again in this pass.
+  void clean_if_done_with(ChunkId id, Tier tier);
+  /// How far away the next use of the copy is.
+  std::uint64_t distance(ChunkId id, Tier tier) const;
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
   std::uint64_t shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const;
@@ -143,9 +185,10 @@ class Policy {
   std::array<Budget*, tier_count> budgets_;
   std::uint64_t device_chunk_limit_;
   std::vector<Residency> chunks_;
-  std::deque<Request*> queue_;
+  std::array<Lane, tier_count> lanes_;
   std::deque<Vacate> vacates_;
   std::deque<Transfer> transfers_;
+  std::deque<Transfer> urgent_;
   std::array<std::uint64_t, tier_count> chunk_bytes_{};  ///< chunks' share of each budget
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
   std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported
@@ -153,7 +196,10 @@ class Policy {
   std::uint64_t in_flight_ = 0;                             ///< transfers issued, not yet reported
   std::uint64_t clock_ = 0;                                 ///< logical time of uses
   std::exception_ptr failure_;
-  Schedule schedule_;
+  const std::size_t prefetch_depth_;
+  std::uint64_t demand_fetches_ = 0;
+  ScheduleBook book_;
+  Schedule announced_;
 };
 
 }  // namespace terrace

@@ -42,6 +42,7 @@ class Residency {
     std::uint32_t outgoing = 0;       ///< transfers that read it
     std::uint32_t failed_writes = 0;  ///< write-backs into it that failed in a row
     std::uint64_t last_use = 0;       ///< logical time, for eviction
+    bool ahead_of_need = false;       ///< its arrival was started by the prefetcher, and nobody has wanted it yet
 
     bool readable() const noexcept { return state == CopyState::valid || state == CopyState::leaving; }
   };
@@ -67,6 +68,8 @@ class Residency {
   /// Whether a copy on a tier other than `tier` is being changed.
   bool changing_elsewhere(Tier tier) const noexcept;
 
+  /// An update of the chunk is queued: its bytes are about to be superseded.
+  bool update_queued = false;
   /// The bytes are dead once nobody uses them: see Policy::discard.
   bool discard_when_idle = false;
 

@@ -1,10 +1,18 @@
-/// The recorded sequence of accesses of a step, with the device bytes that are not chunks at each of them.
+/// What is known of the program's future: the accesses of a pass as they were recorded the last time.
 ///
-/// A step runs from one mark to the next. The last complete one is what is known of the program's future.
-/// Not thread-safe: it belongs to the policy.
+/// A pass is a stretch of the program that repeats: a training step, or an evaluation. Passes are told apart by a key
+/// that the caller gives when one begins (training or not, shapes of the input), and the last record of each of the
+/// latest few keys is kept. A cursor follows the program through the record of the pass that runs; where the program
+/// does something else the cursor stays until the two meet again.
+///
+/// Pure and not thread-safe: it belongs to the policy.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <list>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -12,25 +20,85 @@
 
 namespace terrace {
 
+/// A sequence of accesses, and where in it each chunk is used.
 class Schedule {
  public:
   struct Entry {
-    Access access;
-    std::uint64_t program_bytes = 0;  ///< the program's own tensors on the device at that moment
+    ChunkId chunk = 0;
+    AccessMode mode = AccessMode::read;
+    /// The most bytes that the program's own tensors took on the device up to the next entry.
+    std::uint64_t program_bytes = 0;
   };
 
-  void record(const Access& access, std::uint64_t program_bytes) { recording_.push_back({access, program_bytes}); }
+  Schedule() = default;
+  explicit Schedule(std::vector<Entry> entries);
 
-  void finish_step() {
-    last_step_ = std::exchange(recording_, {});
-    recording_.reserve(last_step_.size());
-  }
-
-  const std::vector<Entry>& last_step() const noexcept { return last_step_; }
+  std::size_t size() const noexcept { return entries_.size(); }
+  const Entry& operator[](std::size_t position) const { return entries_[position]; }
+  /// The first use of the chunk at or after `from`.
+  std::optional<std::size_t> next_use(ChunkId chunk, std::size_t from) const;
+  /// The most program bytes of any entry in [from, to].
+  std::uint64_t program_peak(std::size_t from, std::size_t to) const;
 
  private:
-  std::vector<Entry> recording_;
-  std::vector<Entry> last_step_;
+  std::vector<Entry> entries_;
+  std::unordered_map<ChunkId, std::vector<std::size_t>> uses_;
+  std::vector<std::uint64_t> block_peaks_;
+};
+
+/// A schedule and how far the program has come in it.
+class Forecast {
+ public:
+  static constexpr std::uint64_t never = ~std::uint64_t{0};
+
+  void follow(const Schedule* schedule) {
+    schedule_ = schedule;
+    cursor_ = 0;
+    suspected_.reset();
+  }
+  const Schedule* schedule() const noexcept { return schedule_; }
+  std::size_t cursor() const noexcept { return cursor_; }
+
+  /// The program uses the chunk now.
+  void advance(ChunkId chunk);
+
+  /// How many accesses from now the chunk is used, counted around the end into the next pass.
+  std::uint64_t distance(ChunkId chunk) const;
+  /// Whether it is used again before the end of the pass. False where nothing is known.
+  bool used_again(ChunkId chunk) const {
+    return schedule_ != nullptr && schedule_->next_use(chunk, cursor_).has_value();
+  }
+
+ private:
+  const Schedule* schedule_ = nullptr;
+  std::size_t cursor_ = 0;
+  std::optional<std::size_t> suspected_;  ///< where the program may have jumped to, if its next access agrees
+};
+
+/// Records passes and finds them again.
+class ScheduleBook {
+ public:
+  using Key = std::uint64_t;
+
+  /// Another pass begins, or the same goes on if its key is the same.
+  void begin_pass(Key key);
+  /// The step ends; until told otherwise the next pass is taken to be like this one.
+  void end_step();
+  void record(const Access& access, std::uint64_t program_bytes);
+  /// The program's own tensors took this much since the last record.
+  void note_program_bytes(std::uint64_t program_bytes);
+
+  /// What the pass that runs was like the last time, or null.
+  const Schedule* current() const;
+
+ private:
+  void keep_recording();
+
+  static constexpr std::size_t most_schedules = 8;
+
+  std::list<std::pair<Key, Schedule>> known_;  // latest first; addresses are stable
+  Key key_ = 0;
+  std::vector<Schedule::Entry> recording_;
 };
 
 }  // namespace terrace

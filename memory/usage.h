@@ -43,8 +43,10 @@ class MemoryUsage {
 
   std::array<OfTier, tier_count> tiers{};
   Moved bytes_moved{};
-  /// Time that threads have waited for chunks or for room, since the session began.
+  /// Time that the program has waited for chunks or for room, since the session began.
   double stall_seconds = 0;
+  /// Transfers to the device that were started only when somebody waited for the bytes.
+  std::uint64_t demand_fetches = 0;
 };
 
 }  // namespace terrace

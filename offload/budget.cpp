@@ -27,17 +27,30 @@ bool Budget::try_reserve(Kind kind, std::uint64_t bytes) noexcept {
   raise_to(step_peak_, before + bytes);
   Gauge& gauge = kinds_[index_of(kind)];
   raise_to(gauge.peak, gauge.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  if (!is_chunk_kind(kind)) {
+    raise_to(program_peak_, program_now_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  }
   return true;
 }
 
 void Budget::release(Kind kind, std::uint64_t bytes) noexcept {
   kinds_[index_of(kind)].now.fetch_sub(bytes, std::memory_order_relaxed);
+  if (!is_chunk_kind(kind)) {
+    program_now_.fetch_sub(bytes, std::memory_order_relaxed);
+  }
   total_.now.fetch_sub(bytes, std::memory_order_acq_rel);
 }
 
 std::uint64_t Budget::take_step_peak() noexcept {
   const std::uint64_t peak = step_peak_.exchange(used(), std::memory_order_relaxed);
   raise_to(step_peak_, used());  // what was reserved between the two
+  return peak;
+}
+
+std::uint64_t Budget::take_program_peak() noexcept {
+  const std::uint64_t now = program_now_.load(std::memory_order_relaxed);
+  const std::uint64_t peak = program_peak_.exchange(now, std::memory_order_relaxed);
+  raise_to(program_peak_, program_now_.load(std::memory_order_relaxed));
   return peak;
 }
 

@@ -37,6 +37,9 @@ class Budget {
   /// The highest use since the last call, for figures by step.
   std::uint64_t take_step_peak() noexcept;
 
+  /// The most that kinds which are not chunks took since the last call.
+  std::uint64_t take_program_peak() noexcept;
+
   /// "device: 60MiB of 64MiB used: parameter 48MiB, other 12MiB", for error messages.
   std::string describe() const;
 
@@ -51,6 +54,8 @@ class Budget {
   Gauge total_;
   std::array<Gauge, kind_count> kinds_;
   std::atomic<std::uint64_t> step_peak_{0};
+  std::atomic<std::uint64_t> program_now_{0};
+  std::atomic<std::uint64_t> program_peak_{0};
 };
 
 /// Part of a budget, held for as long as this object lives.

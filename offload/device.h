@@ -3,7 +3,10 @@
 /// Device memory is shared by slots (contiguous ranges that chunks occupy) and by the program's own tensors.
 /// Both are counted in one budget before they are taken: `map_slot` and `allocate` expect the caller to
 /// have reserved `slot_bytes` or `allocation_bytes` there, and the caller releases them after giving the
-/// memory back. Implementations are thread-safe.
+/// memory back.
+///
+/// Copies are started in order on a queue for each direction; a fence says when one has been done. The
+/// caller keeps both ends of a copy as they are until then. Implementations are thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +16,10 @@
 #include "offload/budget.h"
 
 namespace terrace {
+
+/// A point in the device's work, reached once everything issued before it on its queue has been done. Its value means
+/// something to its device only; `Fence{}` has been reached from the start.
+enum class Fence : std::uint64_t {};
 
 class Device {
  public:
@@ -33,9 +40,16 @@ class Device {
   virtual std::byte* allocate(std::uint64_t bytes) = 0;
   virtual void deallocate(std::byte* memory, std::uint64_t bytes) noexcept = 0;
 
-  virtual void copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) = 0;
-  virtual void copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) = 0;
-  virtual void fill_zero(std::byte* device, std::uint64_t bytes) = 0;
+  /// Start a copy, or the zeroing of a range, once `after` has been reached.
+  virtual Fence copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after = {}) = 0;
+  virtual Fence copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
+  virtual Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
+
+  /// The point that the program's computation has been issued to so far, by the calling thread.
+  virtual Fence computation() = 0;
+  virtual bool reached(Fence fence) noexcept = 0;
+  /// Blocks until the fence is reached.
+  virtual void wait(Fence fence) = 0;
 };
 
 }  // namespace terrace

@@ -1,9 +1,12 @@
 #include "offload/emulated_device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
 
@@ -48,15 +51,37 @@ void EmulatedDevice::deallocate(std::byte* memory, std::uint64_t bytes) noexcept
   small_bytes_.fetch_sub(allocation_bytes(bytes), std::memory_order_relaxed);
 }
 
-void EmulatedDevice::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) {
+// A fence is the moment, on the monotonic clock in nanoseconds, at which it is reached.
+
+Fence EmulatedDevice::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after) {
+  wait(after);
+  const std::int64_t there_ns = in_.carry(bytes);
   std::memcpy(device, host, bytes);
+  return static_cast<Fence>(there_ns);
 }
 
-void EmulatedDevice::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) {
+Fence EmulatedDevice::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after) {
+  wait(after);
+  const std::int64_t there_ns = out_.carry(bytes);
   std::memcpy(host, device, bytes);
+  return static_cast<Fence>(there_ns);
 }
 
-void EmulatedDevice::fill_zero(std::byte* device, std::uint64_t bytes) { std::memset(device, 0, bytes); }
+Fence EmulatedDevice::fill_zero(std::byte* device, std::uint64_t bytes, Fence after) {
+  wait(after);
+  std::memset(device, 0, bytes);
+  return {};
+}
+
+bool EmulatedDevice::reached(Fence fence) noexcept { return static_cast<std::int64_t>(fence) <= monotonic_ns(); }
+
+void EmulatedDevice::wait(Fence fence) {
+  // The wait is the emulated link itself: nothing signals the end of it but the time.
+  const auto left_ns = static_cast<std::int64_t>(fence) - monotonic_ns();
+  if (left_ns > 0) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
+  }
+}
 
 std::byte* EmulatedDevice::take_pages(std::uint64_t bytes) {
   std::byte* block = pages_.take(bytes, page_limit());

@@ -4,18 +4,23 @@
 /// Slots and the program's larger tensors come from one set of page blocks: what one side frees serves the
 /// other, and memory in use plus kept for reuse never exceeds the capacity, so the two peaks do not add up.
 /// Tensors below 64 KiB come from the C library, whose own reserves are not counted.
+///
+/// Each direction of its link has a rate and a latency: bytes are copied at once, and their fence is reached when a
+/// link of that speed would have brought them. Computation is the caller's own and done when it returns.
 #pragma once
 
 #include <atomic>
 
 #include "offload/device.h"
+#include "offload/emulated_link.h"
 #include "offload/page_blocks.h"
 
 namespace terrace {
 
 class EmulatedDevice final : public Device {
  public:
-  explicit EmulatedDevice(std::uint64_t capacity_bytes) : budget_(Tier::device, capacity_bytes) {}
+  explicit EmulatedDevice(std::uint64_t capacity_bytes, LinkSpeed speed = {})
+      : budget_(Tier::device, capacity_bytes), in_(speed), out_(speed) {}
 
   std::string_view name() const noexcept override { return "emulated"; }
   Budget& budget() noexcept override { return budget_; }
@@ -25,9 +30,12 @@ class EmulatedDevice final : public Device {
   void unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept override;
   std::byte* allocate(std::uint64_t bytes) override;
   void deallocate(std::byte* memory, std::uint64_t bytes) noexcept override;
-  void copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes) override;
-  void copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes) override;
-  void fill_zero(std::byte* device, std::uint64_t bytes) override;
+  Fence copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after) override;
+  Fence copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after) override;
+  Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after) override;
+  Fence computation() override { return {}; }
+  bool reached(Fence fence) noexcept override;
+  void wait(Fence fence) override;
 
  private:
   std::byte* take_pages(std::uint64_t bytes);
@@ -35,6 +43,8 @@ class EmulatedDevice final : public Device {
   std::uint64_t page_limit() const noexcept;
 
   Budget budget_;
+  EmulatedLink in_;
+  EmulatedLink out_;
   PageBlocks pages_;
   std::atomic<std::uint64_t> small_bytes_{0};
 };

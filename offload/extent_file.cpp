@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "offload/errno_text.h"
+#include "offload/file_io.h"
 
 namespace terrace {
 namespace {
@@ -76,11 +77,10 @@ void for_each_dead_file(const fs::path& folder, const std::function<void(const f
 
 }  // namespace
 
-ExtentFile::ExtentFile(IoEngine& engine) : engine_(engine), owner_(::getpid()) {}
+ExtentFile::ExtentFile() : owner_(::getpid()) {}
 
 // Delegates, so that the destructor closes and removes the file should a later step of this constructor throw.
-ExtentFile::ExtentFile(const fs::path& folder, std::size_t extent_bytes, std::uint64_t extent_count, IoEngine& engine)
-    : ExtentFile(engine) {
+ExtentFile::ExtentFile(const fs::path& folder, std::size_t extent_bytes, std::uint64_t extent_count) : ExtentFile() {
   extent_bytes_ = extent_bytes;
   extent_count_ = extent_count;
   create_in(folder);
@@ -95,7 +95,11 @@ void ExtentFile::create_in(const fs::path& folder) {
   for (int attempt = 0; attempt < kAttempts && (error_number == EEXIST || error_number == EINTR); ++attempt) {
     file_.path = next_path(folder);
     file_.descriptor = ::open(file_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file_.descriptor >= 0) return;
+    if (file_.descriptor >= 0) {
+      // Set on the open file, so that a file system without it leaves nothing behind.
+      is_direct_ = ::fcntl(file_.descriptor, F_SETFL, O_DIRECT) == 0;
+      return;
+    }
     error_number = errno;
   }
   throw IoError("nvme: creation of " + file_.path.string() + " failed: " + errno_text(error_number),
@@ -113,7 +117,7 @@ void ExtentFile::lock() {
 }
 
 void ExtentFile::write_header() {
-  ExtentFileHeader header{};
+  alignas(ExtentFileHeader::kBytes) ExtentFileHeader header{};
   std::memcpy(header.magic, ExtentFileHeader::kMagic, sizeof header.magic);
   header.version = ExtentFileHeader::kVersion;
   header.header_bytes = ExtentFileHeader::kBytes;
@@ -121,7 +125,11 @@ void ExtentFile::write_header() {
   header.extent_count = extent_count_;
   header.process = owner_;
   header.created_unix_seconds = std::time(nullptr);
-  engine_.write(file_, 0, std::as_bytes(std::span(&header, 1)));
+  run_io({.direction = IoOperation::Direction::write,
+          .file = &file_,
+          .offset = 0,
+          .memory = reinterpret_cast<std::byte*>(&header),
+          .bytes = sizeof header});
   // So that after a power failure the space of this file is still known to be ours.
   if (::fdatasync(file_.descriptor) != 0) {
     throw IoError("nvme: sync of " + file_.path.string() + " failed: " + errno_text(errno));
@@ -138,7 +146,7 @@ ExtentFile::~ExtentFile() {
 }
 
 void ExtentFile::reserve_space(std::uint64_t first_extent, std::uint64_t count) {
-  if (engine_.allocate(file_, offset_of(first_extent), count * extent_bytes_)) return;
+  if (set_space_aside(file_, offset_of(first_extent), count * extent_bytes_)) return;
   space_is_guaranteed_.store(false, std::memory_order_relaxed);
   // Always to the full size: a smaller one could cut off what another thread has reserved meanwhile.
   while (::ftruncate(file_.descriptor, static_cast<off_t>(capacity_bytes())) != 0) {

@@ -34,18 +34,19 @@ static_assert(std::is_trivially_copyable_v<ExtentFileHeader>);
 ///
 /// It is named terrace-<pid>-<n>.extents, created new, locked (flock) for as long as this object lives, and removed by
 /// the destructor, which never throws; a forked child that destroys its copy leaves the file alone. It never grows
-/// beyond `capacity_bytes()`. The header is written only once the lock is held, so a file with our header and without
-/// a lock was left by a dead process, however the two were interleaved.
-/// Constructor and `reserve_space` throw IoError with path, cause and a hint. Thread-safe.
+/// beyond `capacity_bytes()`. It is opened with O_DIRECT where the file system takes that. The header is written only
+/// once the lock is held, so a file with our header and without a lock was left by a dead process, however the two were
+/// interleaved. Constructor and `reserve_space` throw IoError with path, cause and a hint. Thread-safe.
 class ExtentFile {
  public:
-  ExtentFile(const std::filesystem::path& folder, std::size_t extent_bytes, std::uint64_t extent_count,
-             IoEngine& engine);
+  ExtentFile(const std::filesystem::path& folder, std::size_t extent_bytes, std::uint64_t extent_count);
   ~ExtentFile();
   ExtentFile(const ExtentFile&) = delete;
   ExtentFile& operator=(const ExtentFile&) = delete;
 
   const IoFile& file() const noexcept { return file_; }
+  /// Whether I/O passes the system's cache by; it must be aligned to 4096 bytes then.
+  bool is_direct() const noexcept { return is_direct_; }
   std::uint64_t capacity_bytes() const noexcept { return offset_of(extent_count_); }
   std::uint64_t offset_of(std::uint64_t extent) const noexcept {
     return ExtentFileHeader::kBytes + extent * extent_bytes_;
@@ -57,13 +58,13 @@ class ExtentFile {
   bool space_is_guaranteed() const noexcept { return space_is_guaranteed_.load(std::memory_order_relaxed); }
 
  private:
-  explicit ExtentFile(IoEngine& engine);
+  ExtentFile();
   void create_in(const std::filesystem::path& folder);
   void lock();
   void write_header();
 
-  IoEngine& engine_;
   IoFile file_;
+  bool is_direct_ = false;
   pid_t owner_;
   std::uint64_t extent_bytes_ = 0;
   std::uint64_t extent_count_ = 0;

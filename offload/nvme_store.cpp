@@ -67,6 +67,8 @@ void make_folder(const fs::path& path) {
   if (!fs::is_directory(path, error)) throw unusable("opening of folder", path, ENOTDIR);
 }
 
+std::size_t whole_pages(std::size_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
+
 std::string hexadecimal(std::uint64_t value) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -77,9 +79,8 @@ std::uint64_t number(ExtentId extent) { return static_cast<std::uint64_t>(extent
 
 }  // namespace
 
-NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes,
-                     IoEngine& engine)
-    : paths_(std::move(paths)), capacity_bytes_(capacity_bytes), extent_bytes_(extent_bytes), engine_(engine) {
+NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes)
+    : paths_(std::move(paths)), capacity_bytes_(capacity_bytes), extent_bytes_(extent_bytes) {
   if (paths_.empty()) throw LogicError("nvme: a store needs at least one path");
   if (extent_bytes == 0 || extent_bytes % kAlignmentBytes != 0) {
     throw LogicError("nvme: an extent of " + std::to_string(extent_bytes) + " B is not a multiple of 4096 B");
@@ -98,7 +99,7 @@ NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, 
     for (fs::path& removed : remove_dead_extent_files(path)) removed_files_.push_back(std::move(removed));
   }
   // The files come before the free space, because a file system that cannot be written may report none.
-  for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file, engine);
+  for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file);
   check_free_space();
 
   free_extents_ = extents_per_file * paths_.size();
@@ -152,6 +153,10 @@ std::vector<fs::path> NvmeStore::files() const {
 
 bool NvmeStore::space_is_guaranteed() const noexcept {
   return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.space_is_guaranteed(); });
+}
+
+bool NvmeStore::is_direct() const noexcept {
+  return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.is_direct(); });
 }
 
 std::uint64_t NvmeStore::free_extents() const {
@@ -310,88 +315,78 @@ NvmeStore::Extent& NvmeStore::idle(const Lock& lock, ExtentId extent, const char
 
 // ---- Reading and writing
 
-/// Marks an extent as being written; until `finish` it counts as never written.
-class NvmeStore::WriteScope {
- public:
-  WriteScope(NvmeStore& store, ExtentId extent) : store_(store), entry_(begin(store, extent)) {}
-  ~WriteScope() {
-    const Lock lock(store_.mutex_);
-    entry_.writing = false;
+IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_t bytes) {
+  if (bytes == 0 || bytes > extent_bytes_) {
+    throw LogicError("nvme: write of " + std::to_string(bytes) + " B to an extent of " + std::to_string(extent_bytes_) +
+                     " B");
   }
-  WriteScope(const WriteScope&) = delete;
-  WriteScope& operator=(const WriteScope&) = delete;
-
-  void finish(std::uint64_t checksum, std::size_t length) {
-    const Lock lock(store_.mutex_);
-    entry_.checksum = checksum;
-    entry_.length = length;
-    entry_.state = State::written;
-  }
-
- private:
-  static Extent& begin(NvmeStore& store, ExtentId extent) {
-    const Lock lock(store.mutex_);
-    Extent& entry = store.idle(lock, extent, "write");
+  {
+    const Lock lock(mutex_);
+    Extent& entry = idle(lock, extent, "write");
     entry.writing = true;
     entry.state = State::held;
-    return entry;
   }
-
-  NvmeStore& store_;
-  Extent& entry_;
-};
-
-/// Keeps an extent from being written, released or retired while it is read.
-class NvmeStore::ReadScope {
- public:
-  ReadScope(NvmeStore& store, ExtentId extent, std::size_t length)
-      : store_(store), entry_(begin(store, extent, length)), checksum_(entry_.checksum) {}
-  ~ReadScope() {
-    const Lock lock(store_.mutex_);
-    --entry_.readers;
-  }
-  ReadScope(const ReadScope&) = delete;
-  ReadScope& operator=(const ReadScope&) = delete;
-
-  std::uint64_t checksum() const noexcept { return checksum_; }
-
- private:
-  static Extent& begin(NvmeStore& store, ExtentId extent, std::size_t length) {
-    const Lock lock(store.mutex_);
-    Extent& entry = store.held(lock, extent, "read");
-    if (entry.state != State::written || entry.length != length) {
-      throw LogicError("nvme: read of " + std::to_string(length) + " B from extent " + std::to_string(number(extent)) +
-                       " (" + store.describe(extent) + "), which holds " +
-                       (entry.state == State::written ? std::to_string(entry.length) + " B" : "nothing"));
-    }
-    ++entry.readers;
-    return entry;
-  }
-
-  NvmeStore& store_;
-  Extent& entry_;
-  const std::uint64_t checksum_;
-};
-
-void NvmeStore::write(ExtentId extent, std::span<const std::byte> bytes) {
-  if (bytes.empty() || bytes.size() > extent_bytes_) {
-    throw LogicError("nvme: write of " + std::to_string(bytes.size()) + " B to an extent of " +
-                     std::to_string(extent_bytes_) + " B");
-  }
-  WriteScope scope(*this, extent);
-  const std::uint64_t checksum = XXH3_64bits(bytes.data(), bytes.size());
-  engine_.write(file_of(extent).file(), offset_of(extent), bytes);
-  scope.finish(checksum, bytes.size());
+  const std::uint64_t checksum = XXH3_64bits(block, bytes);
+  std::fill(block + bytes, block + whole_pages(bytes), std::byte{});
+  const Lock lock(mutex_);
+  Extent& entry = extents_[number(extent)];
+  entry.checksum = checksum;
+  entry.length = bytes;
+  return {.direction = IoOperation::Direction::write,
+          .file = &file_of(extent).file(),
+          .offset = offset_of(extent),
+          .memory = block,
+          .bytes = whole_pages(bytes)};
 }
 
-void NvmeStore::read(ExtentId extent, std::span<std::byte> bytes) {
-  const ReadScope scope(*this, extent, bytes.size());
-  engine_.read(file_of(extent).file(), offset_of(extent), bytes);
-  const std::uint64_t found = XXH3_64bits(bytes.data(), bytes.size());
-  if (found == scope.checksum()) return;
-  throw CorruptData("nvme: " + std::to_string(bytes.size()) + " B at offset " + std::to_string(offset_of(extent)) +
-                        " of " + file_of(extent).file().path.string() + " are not what was written: checksum " +
-                        hexadecimal(found) + " found, " + hexadecimal(scope.checksum()) + " expected",
+void NvmeStore::end_write(ExtentId extent, bool written) {
+  const Lock lock(mutex_);
+  Extent& entry = extents_.at(number(extent));
+  if (!entry.writing) {
+    throw LogicError("nvme: end of a write of extent " + std::to_string(number(extent)) + " that has not begun");
+  }
+  entry.writing = false;
+  entry.state = written ? State::written : State::held;
+}
+
+IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {
+  const Lock lock(mutex_);
+  Extent& entry = held(lock, extent, "read");
+  if (entry.state != State::written || entry.length != bytes) {
+    throw LogicError("nvme: read of " + std::to_string(bytes) + " B from extent " + std::to_string(number(extent)) +
+                     " (" + describe(extent) + "), which holds " +
+                     (entry.state == State::written ? std::to_string(entry.length) + " B" : "nothing"));
+  }
+  ++entry.readers;
+  return {.direction = IoOperation::Direction::read,
+          .file = &file_of(extent).file(),
+          .offset = offset_of(extent),
+          .memory = block,
+          .bytes = whole_pages(bytes)};
+}
+
+void NvmeStore::end_read(ExtentId extent, const std::byte* block, bool read) {
+  std::uint64_t expected = 0;
+  std::size_t length = 0;
+  {
+    const Lock lock(mutex_);
+    const Extent& entry = extents_.at(number(extent));
+    if (entry.readers == 0) {
+      throw LogicError("nvme: end of a read of extent " + std::to_string(number(extent)) + " that has not begun");
+    }
+    expected = entry.checksum;
+    length = entry.length;
+  }
+  // A reader keeps the extent from being written until here.
+  const std::uint64_t found = read ? XXH3_64bits(block, length) : expected;
+  {
+    const Lock lock(mutex_);
+    --extents_[number(extent)].readers;
+  }
+  if (found == expected) return;
+  throw CorruptData("nvme: " + std::to_string(length) + " B at offset " + std::to_string(offset_of(extent)) + " of " +
+                        file_of(extent).file().path.string() + " are not what was written: checksum " +
+                        hexadecimal(found) + " found, " + hexadecimal(expected) + " expected",
                     "the drive or another program changed them; restart from a checkpoint, on another drive if it "
                     "happens again");
 }

@@ -25,18 +25,17 @@ enum class ExtentId : std::uint64_t {};
 /// The files are the store's own, locked while it lives and removed with it; those left by killed processes are
 /// removed at construction, any other file is left alone.
 ///
-/// Thread-safe: different extents are read and written concurrently, and no lock is held across I/O. A use that
+/// Thread-safe: different extents are read and written concurrently, and no lock is held across a checksum. A use that
 /// breaks the life of an extent (reserve, write, read any number of times, release) throws LogicError, also when it
 /// does so by a race: reading what was never written whole, or touching an extent whose write is in flight.
 /// I/O failures are IoError with path, offset, length and cause. They change nothing else, and the extent can be
 /// written again, or retired.
 class NvmeStore {
  public:
-  /// `extent_bytes` is a multiple of 4096; `engine` outlives the store.
+  /// `extent_bytes` is a multiple of 4096.
   /// Throws OutOfMemory if a path's share does not hold one extent, IoError if a path is no folder, cannot be created
   /// or written, or if `capacity_bytes` exceeds the free space.
-  NvmeStore(std::vector<std::filesystem::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes,
-            IoEngine& engine);
+  NvmeStore(std::vector<std::filesystem::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes);
   NvmeStore(const NvmeStore&) = delete;
   NvmeStore& operator=(const NvmeStore&) = delete;
 
@@ -52,10 +51,19 @@ class NvmeStore {
   /// Takes a bad extent out of use for good; the holder must not release it as well.
   void retire(ExtentId extent);
 
-  /// At most `extent_bytes()`. If it throws, the extent counts as never written.
-  void write(ExtentId extent, std::span<const std::byte> bytes);
-  /// Exactly as many bytes as were written last. Throws CorruptData if they are not the bytes that were written.
-  void read(ExtentId extent, std::span<std::byte> bytes);
+  // The store keeps the books of I/O that others carry out: they run the operation that `begin` returns, with an owner
+  // of theirs, and call `end` when it has completed. `block` is page-aligned memory of whole pages.
+
+  /// To write the first `bytes` of `block`, at most `extent_bytes()`; what follows them in the last page is zeroed.
+  /// Until its end the extent counts as never written.
+  IoOperation begin_write(ExtentId extent, std::byte* block, std::size_t bytes);
+  /// Unless all of it was written, the extent counts as never written.
+  void end_write(ExtentId extent, bool written);
+
+  /// To read exactly as many bytes as were written last.
+  IoOperation begin_read(ExtentId extent, std::byte* block, std::size_t bytes);
+  /// Throws CorruptData if `block` does not hold the bytes that were written; not where the read has failed.
+  void end_read(ExtentId extent, const std::byte* block, bool read);
 
   std::size_t extent_bytes() const noexcept { return extent_bytes_; }
   std::uint64_t capacity_bytes() const noexcept { return capacity_bytes_; }
@@ -72,6 +80,8 @@ class NvmeStore {
   /// system cannot set space aside.
   const std::vector<std::filesystem::path>& removed_files() const noexcept { return removed_files_; }
   bool space_is_guaranteed() const noexcept;
+  /// Whether I/O passes the system's cache by, on all paths.
+  bool is_direct() const noexcept;
 
  private:
   enum class State : std::uint8_t { free, held, written, retired };
@@ -83,8 +93,6 @@ class NvmeStore {
     bool writing = false;
     bool has_space = false;
   };
-  class ReadScope;
-  class WriteScope;
 
   ExtentFile& file_of(ExtentId extent) { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   const ExtentFile& file_of(ExtentId extent) const { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
@@ -102,7 +110,6 @@ class NvmeStore {
   const std::vector<std::filesystem::path> paths_;
   const std::uint64_t capacity_bytes_;
   const std::size_t extent_bytes_;
-  IoEngine& engine_;
   std::vector<std::filesystem::path> removed_files_;
   std::deque<ExtentFile> files_;  // one a path, in their order
 

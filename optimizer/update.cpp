@@ -10,17 +10,6 @@
 namespace terrace {
 namespace {
 
-/// Positions of a job's segments by the chunk set that they lie in.
-using SegmentsByChunk = std::map<std::uint32_t, std::vector<std::size_t>>;
-
-SegmentsByChunk by_chunk(const UpdateJob& job) {
-  SegmentsByChunk grouped;
-  for (std::size_t i = 0; i < job.segments.size(); ++i) {
-    grouped[job.segments[i].chunk_set].push_back(i);
-  }
-  return grouped;
-}
-
 /// One operand of a pinned chunk on the host, walked by elements.
 struct Operand {
   const Pin* pin;
@@ -51,29 +40,6 @@ void for_each_piece(const Segment& segment, const std::array<Operand, n>& operan
   }
 }
 
-double gradient_norm(AccessStream& stream, std::span<const ChunkSet> chunk_sets, const UpdateJob& job,
-                     const SegmentsByChunk& segments) {
-  std::vector<double> sums(job.segments.size());
-  for (const auto& [index, positions] : segments) {
-    const ChunkSet& set = chunk_sets[index];
-    const std::array accesses{Access{set.gradient.value(), Tier::host, AccessMode::read}};
-    const Pin pin = stream.acquire(accesses);
-    const std::array operands{Operand{&pin, 0, set.master ? sizeof(std::uint16_t) : sizeof(float)}};
-    for (const std::size_t position : positions) {
-      SquaredNorm squared;
-      for_each_piece(job.segments[position], operands, [&](std::uint64_t element, std::size_t count) {
-        if (set.master) {
-          squared.add(operands[0].address<const std::uint16_t>(element), count);
-        } else {
-          squared.add(operands[0].address<const float>(element), count);
-        }
-      });
-      sums[position] = squared.sum();
-    }
-  }
-  return combined_norm(sums);
-}
-
 void update_fp32(const Pin& pin, const Segment& segment, const AdamWStep& step) {
   const std::array operands{Operand{&pin, 0, sizeof(float)}, Operand{&pin, 1, sizeof(float)},
                             Operand{&pin, 2, sizeof(float)}, Operand{&pin, 3, sizeof(float)}};
@@ -96,32 +62,71 @@ void update_bf16(const Pin& pin, const Segment& segment, const AdamWStep& step) 
 
 }  // namespace
 
-std::optional<double> run_update(AccessStream& stream, std::span<const ChunkSet> chunk_sets, const UpdateJob& job) {
-  const SegmentsByChunk segments = by_chunk(job);
-  std::optional<double> norm;
-  float scale = 1.0f;
-  if (job.max_gradient_norm > 0) {
-    norm = gradient_norm(stream, chunk_sets, job, segments);
-    scale = clip_coefficient(*norm, job.max_gradient_norm);
-  }
-  // Backwards: the gradients that the norm saw last are the likeliest to be on the host still.
-  for (auto entry = segments.rbegin(); entry != segments.rend(); ++entry) {
-    const ChunkSet& set = chunk_sets[entry->first];
-    std::vector<Access> accesses{{set.parameter, Tier::host, AccessMode::write},
-                                 {set.gradient.value(), Tier::host, AccessMode::read},
-                                 {set.momentum.value(), Tier::host, AccessMode::write},
-                                 {set.variance.value(), Tier::host, AccessMode::write}};
-    if (set.master) {
-      accesses.push_back({*set.master, Tier::host, AccessMode::write});
+QueuedUpdate::QueuedUpdate(AccessStream& stream, UpdateJob job)
+    : stream_(stream), segment_count_(job.segments.size()), max_gradient_norm_(job.max_gradient_norm) {
+  std::map<ChunkId, std::size_t> item_of;
+  for (std::size_t position = 0; position < job.segments.size(); ++position) {
+    Segment& segment = job.segments[position];
+    const auto [known, is_new] = item_of.emplace(segment.chunks.parameter, items_.size());
+    if (is_new) {
+      const ChunkSet& set = segment.chunks;
+      items_.push_back({.chunks = set,
+                        .accesses = {{set.parameter, Tier::host, AccessMode::write},
+                                     {set.gradient.value(), Tier::host, AccessMode::read},
+                                     {set.momentum.value(), Tier::host, AccessMode::write},
+                                     {set.variance.value(), Tier::host, AccessMode::write}},
+                        .segments = {}});
+      if (set.master) {
+        items_.back().accesses.push_back({*set.master, Tier::host, AccessMode::write});
+      }
     }
-    const Pin pin = stream.acquire(accesses);
-    for (const std::size_t position : entry->second) {
-      const Segment& segment = job.segments[position];
-      const AdamWStep step(segment.options, segment.step, scale);
-      set.master ? update_bf16(pin, segment, step) : update_fp32(pin, segment, step);
+    items_[known->second].segments.emplace_back(position, std::move(segment));
+  }
+  const auto distance = [&](const Item& item) {
+    return stream.inspect(
+        [&](const Policy& policy) { return policy.forecast(Tier::device).distance(item.chunks.parameter); });
+  };
+  std::vector<std::pair<std::uint64_t, std::size_t>> order;
+  for (std::size_t item = 0; item < items_.size(); ++item) {
+    order.emplace_back(distance(items_[item]), item);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<Item> sorted;
+  for (const auto& [away, item] : order) {
+    sorted.push_back(std::move(items_[item]));
+  }
+  items_ = std::move(sorted);
+}
+
+void QueuedUpdate::find_norm() {
+  std::vector<double> sums(segment_count_);
+  for (const Item& item : items_) {
+    const std::array accesses{Access{item.chunks.gradient.value(), Tier::host, AccessMode::read}};
+    const Pin pin = stream_.acquire(accesses, AccessOrigin::prior_work);
+    const std::array operands{Operand{&pin, 0, item.chunks.master ? sizeof(std::uint16_t) : sizeof(float)}};
+    for (const auto& [position, segment] : item.segments) {
+      SquaredNorm squared;
+      for_each_piece(segment, operands, [&](std::uint64_t element, std::size_t count) {
+        if (item.chunks.master) {
+          squared.add(operands[0].address<const std::uint16_t>(element), count);
+        } else {
+          squared.add(operands[0].address<const float>(element), count);
+        }
+      });
+      sums[position] = squared.sum();
     }
   }
-  return norm;
+  norm_ = combined_norm(sums);
+  scale_ = clip_coefficient(*norm_, max_gradient_norm_);
+}
+
+void QueuedUpdate::update(std::size_t at) {
+  const Item& item = items_[at];
+  const Pin pin = stream_.acquire(item.accesses, AccessOrigin::prior_work);
+  for (const auto& [position, segment] : item.segments) {
+    const AdamWStep step(segment.options, segment.step, scale_);
+    item.chunks.master ? update_bf16(pin, segment, step) : update_fp32(pin, segment, step);
+  }
 }
 
 }  // namespace terrace

@@ -1,15 +1,11 @@
-/// The optimizer step over managed chunks, on the host.
+/// One optimizer step over managed chunks, in parts: the norm, and one update for each set of chunks.
 ///
-/// A job is a copy of all that the update needs, taken at `step()`: later changes of options cannot reach it.
-/// It brings each chunk's gradient, parameter, master and moments to the host, updates every segment that
-/// has a gradient, and leaves the rest to residency. Where clipping is on, a first pass over the gradients
-/// gives their norm; sums are taken in parameter coordinates and combined in parameter order, so neither
-/// chunks nor budgets change a bit of it.
+/// Not thread-safe: UpdateQueue runs one part at a time.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "memory/access_stream.h"
@@ -28,20 +24,53 @@ struct ChunkSet {
 
 /// A run of elements of one parameter in one chunk, as it is at `step()`.
 struct Segment {
-  std::uint32_t chunk_set = 0;
+  ChunkSet chunks{};
   std::uint64_t element_offset = 0;
   std::uint64_t elements = 0;
   AdamWOptions options{};
   std::int64_t step = 0;  ///< counts this update
+  /// Keeps the gradient's bytes alive until they have been used. Released by whichever thread updates.
+  std::shared_ptr<const void> gradient;
 };
 
+/// A copy of all that an update needs.
 struct UpdateJob {
   std::vector<Segment> segments;  ///< those with a gradient, in parameter order
   double max_gradient_norm = 0;   ///< 0: gradients are not clipped
 };
 
-/// Runs the job and waits for it. Returns the gradient norm before clipping, where clipping is on. Throws what
-/// AccessStream::acquire throws; what was updated by then stays updated.
-std::optional<double> run_update(AccessStream& stream, std::span<const ChunkSet> chunk_sets, const UpdateJob& job);
+class QueuedUpdate {
+ public:
+  QueuedUpdate(AccessStream& stream, UpdateJob job);
+
+  /// Sets of chunks with something to update, in the order in which the program needs them next.
+  std::size_t size() const noexcept { return items_.size(); }
+  const ChunkSet& chunks(std::size_t item) const { return items_[item].chunks; }
+  /// What the update of a set uses on the host.
+  const std::vector<Access>& accesses(std::size_t item) const { return items_[item].accesses; }
+  bool clips() const noexcept { return max_gradient_norm_ > 0; }
+
+  /// Reads all gradients. Before any update, where gradients are clipped. Throws what AccessStream::acquire throws.
+  void find_norm();
+  std::optional<double> norm() const noexcept { return norm_; }
+  /// Throws what AccessStream::acquire throws; nothing of the set has changed then.
+  void update(std::size_t item);
+  /// Lets go of the set's gradients.
+  void drop(std::size_t item) { items_[item].segments.clear(); }
+
+ private:
+  struct Item {
+    ChunkSet chunks;
+    std::vector<Access> accesses;
+    std::vector<std::pair<std::size_t, Segment>> segments;  ///< with their positions in parameter order
+  };
+
+  AccessStream& stream_;
+  std::vector<Item> items_;
+  std::size_t segment_count_;
+  double max_gradient_norm_;
+  std::optional<double> norm_;
+  float scale_ = 1.0f;
+};
 
 }  // namespace terrace

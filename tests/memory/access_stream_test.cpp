@@ -207,7 +207,7 @@ TEST_F(AccessStreamTest, kinds_sum_to_the_tier_and_peaks_are_remembered) {
   EXPECT_EQ(usage.step_peak(device), 4 * granule);
   EXPECT_EQ(usage.chunk_peak(device), granule);
   EXPECT_EQ(usage.peak(device, Kind::activation), 3 * granule);
-  EXPECT_EQ(usage.now(host, Kind::other), Mover::staging_blocks * granule) << "staging";
+  EXPECT_EQ(usage.now(host, Kind::other), TransferService::staging_blocks * granule) << "staging";
   for (const Tier tier : all_tiers) {
     std::uint64_t sum = 0;
     for (const Kind kind : all_kinds) sum += usage.now(tier, kind);
@@ -219,11 +219,11 @@ TEST_F(AccessStreamTest, kinds_sum_to_the_tier_and_peaks_are_remembered) {
 
 TEST_F(AccessStreamTest, the_budgets_are_whole_again_after_the_stream) {
   EmulatedDevice memory(4 * granule);
-  HostArena arena(granule, 8);
+  HostArena arena(granule, TransferService::staging_blocks + 4);
   Budget host_budget(host, arena.capacity_bytes());
   Budget nvme_budget(nvme, 0);
   for (int round = 0; round < 3; ++round) {
-    AccessStream stream({&memory.budget(), &host_budget, &nvme_budget}, 4 * granule, memory, arena, nullptr);
+    AccessStream stream({&memory.budget(), &host_budget, &nvme_budget}, memory, arena, nullptr, nullptr, {});
     const ChunkId chunk = stream.add_chunk(Kind::parameter, 0, 3 * granule, host);
     const Access access{chunk, device, write};
     stream.acquire({&access, 1});
@@ -235,10 +235,10 @@ TEST_F(AccessStreamTest, the_budgets_are_whole_again_after_the_stream) {
 
 TEST_F(AccessStreamTest, staging_that_does_not_fit_the_host_is_refused) {
   EmulatedDevice memory(4 * granule);
-  HostArena arena(granule, 8);
+  HostArena arena(granule, TransferService::staging_blocks + 4);
   Budget host_budget(host, 3 * granule);
   Budget nvme_budget(nvme, 0);
-  EXPECT_THROW(AccessStream({&memory.budget(), &host_budget, &nvme_budget}, 4 * granule, memory, arena, nullptr),
+  EXPECT_THROW(AccessStream({&memory.budget(), &host_budget, &nvme_budget}, memory, arena, nullptr, nullptr, {}),
                OutOfMemory);
   EXPECT_EQ(host_budget.used(), 0u);
 }
@@ -344,23 +344,21 @@ TEST_F(AccessStreamTest, who_waits_is_served_while_another_threads_transfer_is_s
   world.stream.allocate(2 * granule, Kind::other);
   Pin pin = world.acquire(resting, host);
 
-  // Two threads want room: each carries out one of the two write-backs, and is held there.
-  std::array<Gate, 2> gates;
-  std::atomic<std::size_t> writes{0};
-  world.engine.before_write = [&](std::uint64_t) { gates.at(writes++).wait(); };
+  // Two threads want room, for which both chunks have to be written back.
+  const std::uint64_t written = world.engine.seen(IoOperation::Direction::write);
+  world.engine.hold_writes();
   auto large = std::async(std::launch::async, [&] { world.stream.allocate(2 * granule, Kind::activation); });
-  gates[0].await_arrival();
   auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::activation); });
-  gates[1].await_arrival();
-  gates[0].open();
+  while (world.engine.seen(IoOperation::Direction::write) < written + 2) std::this_thread::yield();
+  world.engine.let_through(1);
   const auto left = [&](ChunkId chunk) { return world.state(chunk, device) == CopyState::absent; };
   while (!left(first) && !left(second)) std::this_thread::yield();
 
-  // The first thread now waits for the transfer of the second. Freed room serves it without that.
+  // One transfer is still under way. Freed room serves those who wait without it.
   world.stream.free(2 * granule, Kind::other);
   pin.release();
   const bool served = large.wait_for(std::chrono::minutes(1)) == std::future_status::ready;
-  gates[1].open();
+  world.engine.let_through(1);
   EXPECT_TRUE(served);
   large.get();
   small.get();
@@ -384,7 +382,7 @@ TEST_F(AccessStreamTest, a_failed_read_reaches_who_asked_with_path_and_offset) {
     EXPECT_EQ(world.stream.usage().now(tier), before) << name_of(tier);
   }
   world.check_invariants();
-  EXPECT_EQ(world.arena.used_bytes(), (Mover::staging_blocks + 1) * granule);
+  EXPECT_EQ(world.arena.used_bytes(), (TransferService::staging_blocks + 1) * granule);
   EXPECT_TRUE(reads_at(world, chunk, device, 1)) << "the drive is back";
   world.stream.allocate(2 * granule, Kind::other);  // no pin was left behind
   world.stream.free(2 * granule, Kind::other);

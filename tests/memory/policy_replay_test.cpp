@@ -31,21 +31,23 @@ struct Setting {
   const char* name;
   std::array<std::uint64_t, tier_count> capacity;
   std::uint64_t device_chunk_limit;
+  std::size_t prefetch_depth;
 };
 
 const std::vector<Setting> settings{
-    {"roomy", {400, 600, 600}, 400},
-    {"tight device", {24, 300, 300}, 24},
-    {"tight device and host", {24, 40, 300}, 20},
-    {"few chunks allowed on the device", {80, 120, 300}, 12},
-    {"no nvme", {30, 200, 0}, 30},
+    {"roomy", {400, 600, 600}, 400, 4},
+    {"tight device", {24, 300, 300}, 24, 3},
+    {"tight device, nothing ahead of need", {24, 300, 300}, 24, 0},
+    {"tight device and host", {24, 40, 300}, 20, 2},
+    {"few chunks allowed on the device", {80, 120, 300}, 12, 8},
+    {"no nvme", {30, 200, 0}, 30, 1},
 };
 
 class Replay {
  public:
   Replay(const Setting& setting, std::uint64_t seed, bool write_backs_fail)
       : driver_({setting.capacity[0] * unit, setting.capacity[1] * unit, setting.capacity[2] * unit},
-                setting.device_chunk_limit * unit),
+                setting.device_chunk_limit * unit, setting.prefetch_depth),
         random_(seed),
         write_backs_fail_(write_backs_fail) {
     for (int i = 0; i < 30; ++i) add_chunk();
@@ -96,6 +98,7 @@ class Replay {
   void one_event() {
     while (!try_event()) {
     }
+    seen_["wanted on its way"] += static_cast<int>(driver_.take_urgent().size());
     for (const Action& action : driver_.take_actions()) {
       note(static_cast<std::uint64_t>(action.what) << 48 | std::uint64_t{action.chunk} << 16 |
            index_of(action.from) << 8 | index_of(action.to));
@@ -107,12 +110,16 @@ class Replay {
   bool try_event() {
     const std::uint64_t choice = below(1000);
     const bool may_ask = waiting_.size() < 5 && granted_.size() < 6;
-    if (choice < 250) return may_ask && acquire();
+    if (choice < 100) return may_ask && acquire();
+    if (choice < 250) return may_ask && go_on_in_the_program();
     if (choice < 300) return may_ask && allocate();
     if (choice < 500) return !granted_.empty() && release_one();
     if (choice < 505) return driver_.discard(random_chunk()), true;
     if (choice < 510) return driver_.step_mark(), true;
     if (choice < 511) return driver_.policy().chunk_count() < 60 && add_chunk();
+    if (choice < 514) return driver_.begin_pass(below(3)), true;
+    if (choice < 518) return announce();
+    if (choice < 540) return driver_.set_update_queued(random_chunk(), chance(300)), true;
     if (choice < 650) return report_vacate();
     return !driver_.in_flight().empty() && end_transfer();
   }
@@ -147,6 +154,29 @@ class Replay {
       access.mode = chance(400) ? AccessMode::write : AccessMode::read;
     }
     waiting_.push_back(&driver_.acquire(std::move(accesses)));
+    return true;
+  }
+
+  /// The next access of a program that repeats itself.
+  bool go_on_in_the_program() {
+    if (program_.empty()) {
+      for (int i = 0; i < 40; ++i) {
+        program_.push_back({random_chunk(), Tier::device, chance(300) ? AccessMode::write : AccessMode::read});
+      }
+    }
+    if (program_position_ == program_.size()) {
+      program_position_ = 0;
+      driver_.step_mark();
+      return true;
+    }
+    waiting_.push_back(&driver_.acquire({program_[program_position_++]}));
+    return true;
+  }
+
+  bool announce() {
+    std::vector<ChunkId> chunks(below(20));
+    for (ChunkId& chunk : chunks) chunk = random_chunk();
+    driver_.announce(std::move(chunks));
     return true;
   }
 
@@ -232,6 +262,8 @@ class Replay {
   SimulatedDriver driver_;
   std::mt19937_64 random_;
   const bool write_backs_fail_;
+  std::vector<Access> program_;
+  std::size_t program_position_ = 0;
   std::vector<Call*> waiting_;
   std::vector<Call*> granted_;
   bool failed_ = false;
@@ -280,7 +312,7 @@ TEST(PolicyReplay, invariants_and_contents_hold_through_100000_random_events) {
   }
   // The events reached what they are meant to reach.
   for (const char* what : {"move", "fill", "vacate", "granted", "refused: no memory", "refused: held elsewhere",
-                           "refused: failure", "failed fetch", "failed fill"}) {
+                           "refused: failure", "failed fetch", "failed fill", "wanted on its way"}) {
     EXPECT_GT(seen[what], 0) << what;
   }
   EXPECT_EQ(seen["refused: unknown"], 0);

@@ -87,11 +87,12 @@ class SimulatedDriver {
     }
   };
 
-  SimulatedDriver(std::array<std::uint64_t, tier_count> capacity_bytes, std::uint64_t device_chunk_limit = unlimited)
+  SimulatedDriver(std::array<std::uint64_t, tier_count> capacity_bytes, std::uint64_t device_chunk_limit = unlimited,
+                  std::size_t prefetch_depth = 0)
       : device_(Tier::device, capacity_bytes[0]),
         host_(Tier::host, capacity_bytes[1]),
         nvme_(Tier::nvme, capacity_bytes[2]),
-        policy_({&device_, &host_, &nvme_}, device_chunk_limit) {}
+        policy_({&device_, &host_, &nvme_}, device_chunk_limit, prefetch_depth) {}
 
   Policy& policy() { return policy_; }
   Budget& budget(Tier tier) { return tier == Tier::device ? device_ : tier == Tier::host ? host_ : nvme_; }
@@ -148,7 +149,24 @@ class SimulatedDriver {
     after_event();
   }
 
-  void step_mark() { policy_.step_mark(); }
+  void step_mark() {
+    policy_.step_mark();
+    after_event();
+  }
+  void begin_pass(ScheduleBook::Key key) {
+    policy_.begin_pass(key);
+    after_event();
+  }
+  void announce(std::vector<ChunkId> chunks) {
+    policy_.announce(std::move(chunks));
+    after_event();
+  }
+  void set_update_queued(ChunkId chunk, bool queued) {
+    policy_.set_update_queued(chunk, queued);
+    after_event();
+  }
+  /// The transfers for which somebody came to wait after they were started, since the last call.
+  std::vector<Transfer> take_urgent() { return std::exchange(urgent_, {}); }
 
   // --- carrying out ---
 
@@ -315,6 +333,9 @@ class SimulatedDriver {
       contents.copied[index_of(transfer->to)] = copied;
       in_flight_.push_back(*transfer);
     }
+    while (const auto urgent = policy_.next_urgent()) {
+      urgent_.push_back(*urgent);
+    }
   }
 
   void check() const {
@@ -339,6 +360,7 @@ class SimulatedDriver {
   std::deque<std::unique_ptr<Call>> calls_;
   Policy policy_;
   std::vector<Transfer> in_flight_;
+  std::vector<Transfer> urgent_;
   std::vector<Vacate> vacated_;
   std::vector<Action> actions_;
   std::vector<Contents> contents_;

@@ -13,35 +13,12 @@
 #include "memory/access_stream.h"
 #include "offload/emulated_device.h"
 #include "offload/host_arena.h"
-#include "offload/io_engine.h"
 #include "offload/nvme_store.h"
+#include "offload/thread_engine.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/offload/faulty_engine.h"
 
 namespace terrace {
-
-/// A real engine that fails as many of the next operations as it is told to: they are tried on no file at all.
-class FailingEngine : public PosixEngine {
- public:
-  std::atomic<int> failing_reads{0};
-  std::atomic<int> failing_writes{0};
-  std::function<void(std::uint64_t offset)> before_write = [](std::uint64_t) {};
-
-  void read(const IoFile& file, std::uint64_t offset, std::span<std::byte> bytes) override {
-    PosixEngine::read(take_one(failing_reads) ? IoFile{-1, file.path} : file, offset, bytes);
-  }
-  void write(const IoFile& file, std::uint64_t offset, std::span<const std::byte> bytes) override {
-    before_write(offset);
-    PosixEngine::write(take_one(failing_writes) ? IoFile{-1, file.path} : file, offset, bytes);
-  }
-
- private:
-  static bool take_one(std::atomic<int>& left) {
-    int seen = left.load();
-    while (seen > 0 && !left.compare_exchange_weak(seen, seen - 1)) {
-    }
-    return seen > 0;
-  }
-};
 
 struct StreamSizes {
   std::size_t granule_bytes = 16 * 1024;
@@ -49,18 +26,20 @@ struct StreamSizes {
   std::uint64_t host_bytes = 0;  ///< besides staging
   std::uint64_t nvme_extents = 0;
   std::uint64_t device_chunk_limit = ~std::uint64_t{0};
+  std::size_t prefetch_depth = 0;
 };
 
 class StreamWorld {
  public:
   explicit StreamWorld(const StreamSizes& sizes)
       : device(sizes.device_bytes),
-        arena(sizes.granule_bytes, Mover::staging_blocks + sizes.host_bytes / sizes.granule_bytes),
-        store({folder.path()}, ExtentFileHeader::kBytes + sizes.nvme_extents * sizes.granule_bytes, sizes.granule_bytes,
-              engine),
+        arena(sizes.granule_bytes, TransferService::staging_blocks + sizes.host_bytes / sizes.granule_bytes),
+        store({folder.path()}, ExtentFileHeader::kBytes + sizes.nvme_extents * sizes.granule_bytes,
+              sizes.granule_bytes),
         host(Tier::host, arena.capacity_bytes()),
         nvme(Tier::nvme, sizes.nvme_extents * sizes.granule_bytes),
-        stream({&device.budget(), &host, &nvme}, sizes.device_chunk_limit, device, arena, &store) {}
+        stream({&device.budget(), &host, &nvme}, device, arena, &store, &engine,
+               {.device_chunk_limit = sizes.device_chunk_limit, .prefetch_depth = sizes.prefetch_depth}) {}
 
   Pin acquire(ChunkId chunk, Tier tier, AccessMode mode = AccessMode::read) {
     const Access access{chunk, tier, mode};
@@ -74,7 +53,7 @@ class StreamWorld {
   }
 
   TemporaryFolder folder;
-  FailingEngine engine;
+  FaultyEngine engine{std::make_unique<ThreadEngine>()};
   EmulatedDevice device;
   HostArena arena;
   NvmeStore store;

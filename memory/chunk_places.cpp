@@ -1,0 +1,119 @@
+#include "memory/chunk_places.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace terrace {
+namespace {
+
+std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+ChunkPlaces::~ChunkPlaces() {
+  for (ChunkId id = 0; id < places_.size(); ++id) {
+    for (const Tier tier : all_tiers) {
+      vacate({id, tier});
+    }
+  }
+}
+
+std::array<std::uint64_t, tier_count> ChunkPlaces::room_bytes(std::uint64_t bytes) const {
+  const std::uint64_t granules = round_up(bytes, arena_.granule_bytes());
+  return {device_.slot_bytes(bytes), granules, granules};
+}
+
+void ChunkPlaces::add_chunk(ChunkId id, const ChunkInfo& info) {
+  if (id != places_.size()) {
+    throw LogicError("chunks are added in the order of their ids");
+  }
+  places_.push_back(std::make_unique<ChunkPlace>());
+  places_.back()->info = info;
+}
+
+void ChunkPlaces::vacate(const Vacate& vacate) {
+  ChunkPlace& place = *places_[vacate.chunk];
+  switch (vacate.tier) {
+    case Tier::device:
+      if (place.device != nullptr) {
+        device_.unmap_slot(place.device, place.info.bytes);
+        place.device = nullptr;
+      }
+      break;
+    case Tier::host:
+      arena_.free(place.host);
+      place.host.clear();
+      break;
+    case Tier::nvme:
+      if (store_ != nullptr) {
+        store_->release(place.nvme);
+        place.nvme.clear();
+      }
+      break;
+  }
+}
+
+TransferRequest ChunkPlaces::request(const Transfer& transfer) {
+  ChunkPlace& place = *places_.at(transfer.chunk);
+  TransferRequest request;
+  request.from = transfer.from;
+  request.to = transfer.to;
+  request.fill = transfer.fill;
+  request.kind = place.info.kind;
+  request.bytes = place.info.bytes;
+  request.priority = transfer.priority;
+  request.after = device_.computation();
+  request.prepare = [this, transfer, &place] { return take_room(transfer, place); };
+  request.write_failed = [&place](ExtentId extent, std::exception_ptr error) {
+    place.bad_extents.push_back(extent);
+    place.write_error = std::move(error);
+  };
+  return request;
+}
+
+void ChunkPlaces::failed(const Transfer& transfer) {
+  ChunkPlace& place = *places_.at(transfer.chunk);
+  if (place.bad_extents.empty()) {
+    return;
+  }
+  // The next attempt takes other extents, or all of them anew if there are none.
+  for (const ExtentId bad : place.bad_extents) {
+    store_->retire(bad);
+    place.nvme.erase(std::find(place.nvme.begin(), place.nvme.end(), bad));
+  }
+  place.bad_extents.clear();
+  store_->release(place.nvme);
+  place.nvme.clear();
+}
+
+TransferPlaces ChunkPlaces::take_room(const Transfer& transfer, ChunkPlace& place) {
+  const auto granules = static_cast<std::size_t>(round_up(place.info.bytes, granule_bytes()) / granule_bytes());
+  switch (transfer.to) {
+    case Tier::device:
+      if (place.device == nullptr) {
+        place.device = device_.map_slot(place.info.bytes);
+      }
+      break;
+    case Tier::host:
+      if (place.host.empty()) {
+        place.host = arena_.allocate(granules);
+      }
+      break;
+    case Tier::nvme:
+      if (place.nvme.empty()) {
+        try {
+          place.nvme = store_->reserve(granules);
+        } catch (...) {
+          std::rethrow_exception(place.write_error ? place.write_error : std::current_exception());
+        }
+      }
+      break;
+  }
+  const auto touches = [&](Tier tier) { return transfer.to == tier || (!transfer.fill && transfer.from == tier); };
+  return {.device = touches(Tier::device) ? place.device : nullptr,
+          .host = touches(Tier::host) ? place.host : std::vector<std::byte*>{},
+          .nvme = touches(Tier::nvme) ? place.nvme : std::vector<ExtentId>{}};
+}
+
+}  // namespace terrace

@@ -1,0 +1,66 @@
+/// Where chunks' bytes physically are: slots on the device, granules on the host, extents on NVMe.
+///
+/// The policy decides, this takes the room and gives it back, and says how the transfer service is to move a chunk.
+///
+/// Threads: `add_chunk`, `vacate`, `place` and `request` are called under the access stream's lock; what a request does
+/// later runs without it, for one transfer to a copy at a time (the policy sees to that).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "memory/chunk.h"
+#include "memory/policy.h"
+#include "offload/device.h"
+#include "offload/host_arena.h"
+#include "offload/nvme_store.h"
+#include "offload/transfer.h"
+
+namespace terrace {
+
+/// The physical copies of one chunk; empty where there is none.
+struct ChunkPlace {
+  ChunkInfo info;
+  std::byte* device = nullptr;
+  std::vector<std::byte*> host;       // granules, in order
+  std::vector<ExtentId> nvme;         // extents of a granule's size, in order
+  std::vector<ExtentId> bad_extents;  // those of them that could not be written
+  std::exception_ptr write_error;     // why
+};
+
+class ChunkPlaces {
+ public:
+  /// `store` may be null: no NVMe tier. All outlive this object.
+  ChunkPlaces(Device& device, HostArena& arena, NvmeStore* store) : device_(device), arena_(arena), store_(store) {}
+  ~ChunkPlaces();
+  ChunkPlaces(const ChunkPlaces&) = delete;
+  ChunkPlaces& operator=(const ChunkPlaces&) = delete;
+
+  /// What a copy of `bytes` takes on each tier.
+  std::array<std::uint64_t, tier_count> room_bytes(std::uint64_t bytes) const;
+
+  void add_chunk(ChunkId id, const ChunkInfo& info);
+  const ChunkPlace& place(ChunkId id) const { return *places_.at(id); }
+  void vacate(const Vacate& vacate);
+
+  /// The movement of a whole chunk, which takes the room it needs; all but `done`.
+  TransferRequest request(const Transfer& transfer);
+  /// The transfer has failed: extents that could not be written are not used again.
+  void failed(const Transfer& transfer);
+
+  std::size_t granule_bytes() const noexcept { return arena_.granule_bytes(); }
+
+ private:
+  TransferPlaces take_room(const Transfer& transfer, ChunkPlace& place);
+
+  Device& device_;
+  HostArena& arena_;
+  NvmeStore* store_;
+  std::vector<std::unique_ptr<ChunkPlace>> places_;
+};
+
+}  // namespace terrace

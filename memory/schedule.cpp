@@ -1,0 +1,131 @@
+#include "memory/schedule.h"
+
+#include <algorithm>
+
+namespace terrace {
+namespace {
+
+/// Entries under one maximum, for `program_peak`.
+constexpr std::size_t block_entries = 64;
+/// A use this near is where the program is; one further away has to be confirmed by the next access.
+constexpr std::size_t sure_distance = 32;
+
+}  // namespace
+
+Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
+  for (std::size_t position = 0; position < entries_.size(); ++position) {
+    uses_[entries_[position].chunk].push_back(position);
+    if (position % block_entries == 0) {
+      block_peaks_.push_back(0);
+    }
+    block_peaks_.back() = std::max(block_peaks_.back(), entries_[position].program_bytes);
+  }
+}
+
+std::optional<std::size_t> Schedule::next_use(ChunkId chunk, std::size_t from) const {
+  const auto found = uses_.find(chunk);
+  if (found == uses_.end()) {
+    return std::nullopt;
+  }
+  const auto next = std::lower_bound(found->second.begin(), found->second.end(), from);
+  return next == found->second.end() ? std::nullopt : std::optional(*next);
+}
+
+std::uint64_t Schedule::program_peak(std::size_t from, std::size_t to) const {
+  std::uint64_t peak = 0;
+  const std::size_t end = std::min(to + 1, entries_.size());
+  while (from < end) {
+    if (from % block_entries == 0 && from + block_entries <= end) {
+      peak = std::max(peak, block_peaks_[from / block_entries]);
+      from += block_entries;
+    } else {
+      peak = std::max(peak, entries_[from++].program_bytes);
+    }
+  }
+  return peak;
+}
+
+void Forecast::advance(ChunkId chunk) {
+  if (schedule_ == nullptr) {
+    return;
+  }
+  // An access that the record joins with the one before it is no step ahead.
+  const auto next = schedule_->next_use(chunk, cursor_ > 0 ? cursor_ - 1 : 0);
+  const auto is_near = [&](std::size_t from) {
+    const auto use = schedule_->next_use(chunk, from);
+    return use && *use < from + sure_distance ? use : std::nullopt;
+  };
+  if (next && *next < cursor_ + sure_distance) {
+    cursor_ = std::max(cursor_, *next + 1);
+    suspected_.reset();
+  } else if (suspected_ && is_near(*suspected_)) {
+    cursor_ = *is_near(*suspected_) + 1;
+    suspected_.reset();
+  } else {
+    // The program has jumped ahead, or back: the pass may have begun anew.
+    const auto any = next ? next : schedule_->next_use(chunk, 0);
+    suspected_ = any ? std::optional(*any + 1) : std::nullopt;
+  }
+}
+
+std::uint64_t Forecast::distance(ChunkId chunk) const {
+  if (schedule_ == nullptr) {
+    return never;
+  }
+  if (const auto use = schedule_->next_use(chunk, cursor_)) {
+    return *use - cursor_;
+  }
+  const auto use = schedule_->next_use(chunk, 0);
+  return use ? schedule_->size() - cursor_ + *use : never;
+}
+
+void ScheduleBook::begin_pass(Key key) {
+  if (key == key_) {
+    return;
+  }
+  keep_recording();
+  key_ = key;
+  const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key; });
+  if (known != known_.end()) {
+    known_.splice(known_.begin(), known_, known);
+  }
+}
+
+void ScheduleBook::end_step() { keep_recording(); }
+
+void ScheduleBook::record(const Access& access, std::uint64_t program_bytes) {
+  if (!recording_.empty() && recording_.back().chunk == access.chunk) {
+    Schedule::Entry& last = recording_.back();
+    last.program_bytes = std::max(last.program_bytes, program_bytes);
+    last.mode = std::max(last.mode, access.mode);
+    return;
+  }
+  recording_.push_back({access.chunk, access.mode, program_bytes});
+}
+
+void ScheduleBook::note_program_bytes(std::uint64_t program_bytes) {
+  if (!recording_.empty()) {
+    recording_.back().program_bytes = std::max(recording_.back().program_bytes, program_bytes);
+  }
+}
+
+const Schedule* ScheduleBook::current() const {
+  const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
+  return known == known_.end() ? nullptr : &known->second;
+}
+
+void ScheduleBook::keep_recording() {
+  if (recording_.empty()) {
+    return;
+  }
+  const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
+  if (known != known_.end()) {
+    known_.erase(known);
+  } else if (known_.size() == most_schedules) {
+    known_.pop_back();
+  }
+  known_.emplace_front(key_, Schedule(std::move(recording_)));
+  recording_.clear();
+}
+
+}  // namespace terrace

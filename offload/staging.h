@@ -1,0 +1,48 @@
+/// A fixed set of host blocks in which device and NVMe meet, carved from the arena at the start and lent to
+/// one direction only: whoever holds a block gives it back without needing another.
+///
+/// Thread-safe; never waits.
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "offload/host_arena.h"
+
+namespace terrace {
+
+class Staging {
+ public:
+  Staging(HostArena& arena, std::size_t blocks) : arena_(arena), all_(arena.allocate(blocks)), free_(all_) {}
+  ~Staging() { arena_.free(all_); }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  /// A block, or null where all are lent.
+  std::byte* try_take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) {
+      return nullptr;
+    }
+    std::byte* block = free_.back();
+    free_.pop_back();
+    return block;
+  }
+
+  void give_back(std::byte* block) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+  }
+
+  std::span<std::byte* const> blocks() const noexcept { return all_; }
+
+ private:
+  HostArena& arena_;
+  const std::vector<std::byte*> all_;
+  std::mutex mutex_;
+  std::vector<std::byte*> free_;
+};
+
+}  // namespace terrace

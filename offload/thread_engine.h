@@ -1,0 +1,14 @@
+#pragma once
+
+#include "offload/io_engine.h"
+
+namespace terrace {
+
+/// pread and pwrite on a few threads for each queue: works everywhere.
+class ThreadEngine final : public IoEngine {
+ public:
+  std::string_view name() const noexcept override { return "threads"; }
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) override;
+};
+
+}  // namespace terrace

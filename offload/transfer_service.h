@@ -1,0 +1,64 @@
+/// Moves bytes between the tiers, asynchronously: a queue and a thread for each link.
+///
+/// A transfer is cut into blocks of a granule. Between neighbouring tiers a block crosses one link; between
+/// device and NVMe two, through a staging block, so that while one block is on the first link another is on
+/// the second. On each link the most urgent transfer goes first, and among equals the one started first.
+///
+/// Every transfer ends with exactly one call of its `done`: after all of its blocks have come to rest, with the first
+/// error if there was one. What is not under way by then is not started any more.
+///
+/// Threads: `start` and `raise` may be called from any thread, also from `done`. The destructor waits for everything
+/// that was started.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "offload/device.h"
+#include "offload/host_arena.h"
+#include "offload/io_engine.h"
+#include "offload/nvme_store.h"
+#include "offload/staging.h"
+#include "offload/transfer.h"
+
+namespace terrace {
+
+class TransferService {
+ public:
+  /// Staging blocks for each direction between device and NVMe.
+  static constexpr std::size_t staging_blocks_each_way = 4;
+  static constexpr std::size_t staging_blocks = 2 * staging_blocks_each_way;
+  /// Bytes by link and kind.
+  using Moved = std::array<std::array<std::uint64_t, kind_count>, link_count>;
+
+  /// `store` and `engine` are null where there is no NVMe tier. All outlive the service. The staging blocks come from
+  /// the arena, in whose budget the caller has counted them. Throws IoError if the engine cannot open its queues.
+  TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
+                  TransferObserver* observer = nullptr);
+  ~TransferService();
+  TransferService(const TransferService&) = delete;
+  TransferService& operator=(const TransferService&) = delete;
+
+  TransferId start(TransferRequest request);
+  /// Makes a transfer at least as urgent as `priority`. Nothing if it has ended.
+  void raise(TransferId id, TransferPriority priority);
+
+  /// Bytes of the transfers that have succeeded.
+  Moved moved() const;
+
+ private:
+  struct Job;
+  struct Block;
+  class LinkQueue;
+  class CopyWorker;
+  class NvmeWorker;
+  struct Shared;
+
+  std::unique_ptr<Shared> shared_;
+};
+
+}  // namespace terrace

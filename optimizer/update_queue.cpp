@@ -1,0 +1,178 @@
+#include "optimizer/update_queue.h"
+
+#include <utility>
+
+namespace terrace {
+
+UpdateQueue::UpdateQueue(AccessStream& stream, bool background) : stream_(stream) {
+  stream_.set_prior_work(this);
+  if (background) {
+    background_ = std::thread([this] { work_in_background(); });
+  }
+}
+
+UpdateQueue::~UpdateQueue() {
+  try {
+    finish();
+  } catch (...) {
+    // Whoever wants to know calls `finish` before.
+  }
+  stream_.set_prior_work(nullptr);
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (background_.joinable()) {
+    background_.join();
+  }
+}
+
+UpdateTicket UpdateQueue::submit(UpdateJob job) {
+  finish();
+  Lock lock(mutex_);
+  job_ = std::make_shared<QueuedUpdate>(stream_, std::move(job));
+  states_.assign(job_->size(), State::queued);
+  left_ = job_->size();
+  next_ = 0;
+  norm_known_ = !job_->clips();
+  std::vector<ChunkId> announced;
+  std::vector<ChunkId> changed;
+  for (std::size_t item = 0; item < job_->size(); ++item) {
+    if (job_->clips()) {
+      announced.push_back(*job_->chunks(item).gradient);
+    }
+  }
+  for (std::size_t item = 0; item < job_->size(); ++item) {
+    for (const Access& access : job_->accesses(item)) {
+      owed_[access.chunk] = item;
+      announced.push_back(access.chunk);
+      if (access.mode == AccessMode::write) {
+        changed.push_back(access.chunk);
+      }
+    }
+  }
+  anything_owed_ = left_ > 0;
+  stream_.set_update_queued(changed, true);
+  stream_.announce(std::move(announced));
+  changed_.notify_all();
+  return job_;
+}
+
+void UpdateQueue::finish() {
+  Lock lock(mutex_);
+  for (std::size_t item = 0; item < states_.size() && !error_; ++item) {
+    resolve(item, lock);
+  }
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+}
+
+std::optional<double> UpdateQueue::norm(const UpdateTicket& ticket) {
+  Lock lock(mutex_);
+  if (ticket == job_) {
+    resolve_norm(lock);
+  }
+  return ticket->norm();
+}
+
+void UpdateQueue::before_access(std::span<const Access> accesses) {
+  if (!anything_owed_.load(std::memory_order_acquire)) {
+    return;
+  }
+  Lock lock(mutex_);
+  for (const Access& access : accesses) {
+    const auto owed = owed_.find(access.chunk);
+    if (owed == owed_.end()) {
+      continue;
+    }
+    // A gradient may be read beside its update, which only reads it.
+    const bool is_gradient = job_->chunks(owed->second).gradient == access.chunk;
+    if (!is_gradient || access.mode == AccessMode::write) {
+      resolve(owed->second, lock);
+    }
+  }
+}
+
+void UpdateQueue::work_in_background() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    if (error_ || busy_ || next_ >= states_.size()) {
+      changed_.wait(lock);
+    } else if (states_[next_] != State::queued) {
+      ++next_;
+    } else {
+      try {
+        resolve(next_, lock);
+      } catch (...) {
+        // It is kept for whoever needs the bytes.
+      }
+    }
+  }
+}
+
+void UpdateQueue::resolve(std::size_t item, Lock& lock) {
+  resolve_norm(lock);
+  while (states_[item] != State::done) {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+    if (busy_) {
+      changed_.wait(lock);
+      continue;
+    }
+    states_[item] = State::running;
+    run_alone(lock, [&] { job_->update(item); });
+    end_item(item, lock);
+  }
+}
+
+void UpdateQueue::resolve_norm(Lock& lock) {
+  while (!norm_known_) {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+    if (busy_) {
+      changed_.wait(lock);
+      continue;
+    }
+    run_alone(lock, [&] { job_->find_norm(); });
+    norm_known_ = true;
+  }
+}
+
+template <class Work>
+void UpdateQueue::run_alone(Lock& lock, Work&& work) {
+  busy_ = true;
+  std::exception_ptr error;
+  lock.unlock();
+  try {
+    work();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  busy_ = false;
+  changed_.notify_all();
+  if (error) {
+    error_ = error;
+    std::rethrow_exception(error);
+  }
+}
+
+void UpdateQueue::end_item(std::size_t item, const Lock&) {
+  states_[item] = State::done;
+  std::vector<ChunkId> changed;
+  for (const Access& access : job_->accesses(item)) {
+    owed_.erase(access.chunk);
+    if (access.mode == AccessMode::write) {
+      changed.push_back(access.chunk);
+    }
+  }
+  anything_owed_.store(--left_ > 0, std::memory_order_release);
+  stream_.set_update_queued(changed, false);
+  job_->drop(item);
+}
+
+}  // namespace terrace

@@ -1,0 +1,83 @@
+/// The optimizer step over managed chunks, on the host, queued behind the program.
+///
+/// A job is a copy of all that an update needs, taken at `step()`: later changes of options cannot reach it. For each
+/// set of chunks it brings gradient, parameter, master and moments to the host, updates every segment that has a
+/// gradient, and leaves the rest to residency. Where clipping is on, a first pass over the gradients gives their norm;
+/// sums are taken in parameter coordinates and combined in parameter order, so neither chunks nor budgets nor the order
+/// in which sets are updated change a bit of it.
+///
+/// A set is updated by the background thread, in the order in which the sets are needed, or by the thread that first
+/// uses one of its chunks if the background has not come to it. One set is updated at a time. What the update needs is
+/// announced to residency, which brings it ahead.
+///
+/// Threads: `submit`, `finish` and `norm` belong to the thread that trains; `before_access` may be called by any. An
+/// error of an update reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/access_stream.h"
+#include "optimizer/update.h"
+
+namespace terrace {
+
+/// A job that was queued, for whoever wants its norm.
+using UpdateTicket = std::shared_ptr<QueuedUpdate>;
+
+class UpdateQueue final : public PriorWork {
+ public:
+  /// Asks `stream`, which outlives it, to send accesses here. `background`: whether a thread of its own works on what
+  /// is queued; otherwise whoever needs a set updates it.
+  UpdateQueue(AccessStream& stream, bool background);
+  ~UpdateQueue() override;
+  UpdateQueue(const UpdateQueue&) = delete;
+  UpdateQueue& operator=(const UpdateQueue&) = delete;
+
+  /// Finishes the job before and queues this one.
+  UpdateTicket submit(UpdateJob job);
+  /// Does or waits for everything queued. Throws the first error of an update.
+  void finish();
+  /// The job's gradient norm before clipping, where clipping is on. Does or waits for no more than that takes.
+  std::optional<double> norm(const UpdateTicket& ticket);
+
+  void before_access(std::span<const Access> accesses) override;
+
+ private:
+  enum class State : std::uint8_t { queued, running, done };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void work_in_background();
+  /// Brings the set up to date, by this thread or by waiting for the one that is at it.
+  void resolve(std::size_t item, Lock& lock);
+  void resolve_norm(Lock& lock);
+  /// Runs `work` without the lock, as the only one at a time; what it throws fails all that is queued.
+  template <class Work>
+  void run_alone(Lock& lock, Work&& work);
+  void end_item(std::size_t item, const Lock& lock);
+
+  AccessStream& stream_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  UpdateTicket job_;
+  std::vector<State> states_;                      ///< by item of the job
+  std::unordered_map<ChunkId, std::size_t> owed_;  ///< item by chunk, of items that are not done
+  std::size_t next_ = 0;                           ///< items before it are taken
+  std::size_t left_ = 0;                           ///< items not done
+  std::atomic<bool> anything_owed_{false};
+  bool norm_known_ = true;
+  bool busy_ = false;  ///< somebody runs a part of the job
+  std::exception_ptr error_;
+  bool stopping_ = false;
+  std::thread background_;  // last: it uses all of the above
+};
+
+}  // namespace terrace

@@ -1,0 +1,231 @@
+/// What the policy does ahead of need, once it has seen a pass.
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/policy.h"
+#include "tests/memory/simulated_driver.h"
+
+namespace terrace {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::Not;
+using Call = SimulatedDriver::Call;
+
+constexpr std::uint64_t MiB = 1024 * 1024;
+constexpr auto device = Tier::device;
+constexpr auto host = Tier::host;
+constexpr auto nvme = Tier::nvme;
+constexpr auto reading = AccessMode::read;
+constexpr auto writing = AccessMode::write;
+
+/// Budgets in MiB, chunks of one MiB. A pass is a list of accesses on the device, one after the other.
+class World : public SimulatedDriver {
+ public:
+  World(std::uint64_t device_mib, std::uint64_t host_mib, std::uint64_t nvme_mib, std::size_t prefetch_depth)
+      : SimulatedDriver({device_mib * MiB, host_mib * MiB, nvme_mib * MiB}, unlimited, prefetch_depth) {}
+
+  ChunkId chunk(Tier home) {
+    const ChunkId id = add_chunk({.kind = Kind::parameter,
+                                  .index = static_cast<std::uint32_t>(policy().chunk_count()),
+                                  .bytes = MiB,
+                                  .home = home,
+                                  .room_bytes = {MiB, MiB, MiB}});
+    use(id, home == nvme ? host : home, writing);
+    return id;
+  }
+  std::vector<ChunkId> chunks(int count, Tier home) {
+    std::vector<ChunkId> all;
+    for (int i = 0; i < count; ++i) all.push_back(chunk(home));
+    return all;
+  }
+
+  void pass(const std::vector<Access>& accesses) {
+    for (const Access& access : accesses) use(access.chunk, access.tier, access.mode);
+  }
+  /// Has the pass recorded, and begins the next.
+  void learn(const std::vector<Access>& accesses) {
+    step_mark();
+    begin_pass(1);
+    pass(accesses);
+    step_mark();
+  }
+  std::uint64_t stalls() { return policy().demand_fetches(); }
+};
+
+std::vector<Access> reads(const std::vector<ChunkId>& chunks) {
+  std::vector<Access> accesses;
+  for (const ChunkId chunk : chunks) accesses.push_back({chunk, device, reading});
+  return accesses;
+}
+
+TEST(Prefetch, a_known_pass_waits_for_nothing_when_transfers_keep_up) {
+  World world(3, 16, 0, 2);
+  const auto accesses = reads(world.chunks(10, host));
+  world.learn(accesses);
+  world.run();
+  const std::uint64_t before = world.stalls();
+  for (int round = 0; round < 3; ++round) {
+    for (const Access& access : accesses) {
+      Call& call = world.acquire({access});
+      EXPECT_TRUE(call.granted()) << "chunk " << access.chunk;
+      world.release(call);
+      world.run();
+    }
+    world.step_mark();
+    world.run();
+  }
+  EXPECT_EQ(world.stalls(), before);
+}
+
+TEST(Prefetch, without_depth_nothing_is_fetched_before_somebody_asks) {
+  World world(3, 16, 0, 0);
+  world.learn(reads(world.chunks(5, host)));
+  EXPECT_TRUE(world.idle());
+}
+
+TEST(Prefetch, no_more_than_the_depth_is_under_way_at_once) {
+  World world(8, 16, 0, 3);
+  const auto chunks = world.chunks(12, host);
+  world.learn(reads(chunks));
+  EXPECT_EQ(world.in_flight().size(), 3u);
+  for (const Transfer& transfer : world.in_flight()) EXPECT_EQ(transfer.priority, TransferPriority::prefetch);
+}
+
+TEST(Prefetch, never_displaces_what_is_used_sooner) {
+  World world(2, 16, 0, 4);
+  const auto chunks = world.chunks(6, host);
+  world.learn(reads(chunks));
+  world.run();
+  EXPECT_EQ(world.state(chunks[0], device), CopyState::valid);
+  EXPECT_EQ(world.state(chunks[1], device), CopyState::valid);
+  EXPECT_EQ(world.state(chunks[2], device), CopyState::absent) << "there is room for two";
+}
+
+TEST(Prefetch, leaves_the_room_that_the_program_will_need_by_then) {
+  World world(4, 16, 0, 8);
+  const auto chunks = world.chunks(4, host);
+  world.step_mark();
+  world.begin_pass(1);
+  world.pass({{chunks[0], device, reading}, {chunks[1], device, reading}});
+  Call& tensor = world.allocate(2 * MiB);
+  world.run();
+  ASSERT_TRUE(tensor.granted());
+  world.pass({{chunks[2], device, reading}});
+  world.release(tensor);
+  world.pass({{chunks[3], device, reading}});
+  world.step_mark();
+  world.run();
+  int there = 0;
+  for (const ChunkId chunk : chunks) there += world.state(chunk, device) == CopyState::valid ? 1 : 0;
+  EXPECT_EQ(there, 2) << "of 4MiB, 2MiB are the program's before the third is used";
+}
+
+TEST(Prefetch, who_needs_a_chunk_that_is_on_its_way_makes_it_urgent) {
+  World world(4, 16, 0, 2);
+  const auto chunks = world.chunks(6, host);
+  world.learn(reads(chunks));
+  ASSERT_FALSE(world.in_flight().empty());
+  const ChunkId coming = world.in_flight().front().chunk;
+  Call& call = world.acquire({{coming, device, reading}});
+  EXPECT_TRUE(call.waiting());
+  const auto urgent = world.take_urgent();
+  ASSERT_EQ(urgent.size(), 1u);
+  EXPECT_EQ(urgent[0].chunk, coming);
+  world.run();
+  EXPECT_TRUE(call.granted());
+}
+
+TEST(Prefetch, a_failed_fetch_ahead_of_need_is_nobodys_error_and_is_tried_again_when_it_is_needed) {
+  World world(4, 16, 0, 1);
+  const auto chunks = world.chunks(6, host);
+  world.learn(reads(chunks));
+  const ChunkId coming = world.in_flight().front().chunk;
+  world.fail();
+  world.run();
+  world.use(coming, device, reading);
+}
+
+TEST(Prefetch, a_chunk_with_a_queued_update_is_not_fetched_before_it) {
+  World world(4, 16, 0, 4);
+  const auto chunks = world.chunks(6, host);
+  world.step_mark();
+  world.begin_pass(1);
+  world.pass(reads(chunks));
+  for (const ChunkId chunk : chunks) world.set_update_queued(chunk, true);
+  world.step_mark();
+  EXPECT_TRUE(world.idle());
+  world.set_update_queued(chunks[0], false);
+  ASSERT_EQ(world.in_flight().size(), 1u);
+  EXPECT_EQ(world.in_flight()[0].chunk, chunks[0]);
+}
+
+TEST(Prefetch, what_is_announced_is_brought_to_the_host_in_order) {
+  World world(4, 4, 16, 2);
+  const auto chunks = world.chunks(8, nvme);
+  world.announce({chunks[5]});  // makes room: nothing else is announced
+  world.run();
+  world.take_actions();
+  world.announce({chunks[0], chunks[1], chunks[2]});
+  world.run();
+  EXPECT_EQ(world.state(chunks[0], host), CopyState::valid);
+  EXPECT_EQ(world.state(chunks[1], host), CopyState::valid);
+  EXPECT_EQ(world.state(chunks[2], host), CopyState::valid);
+}
+
+TEST(Eviction, takes_the_copy_whose_next_use_is_furthest_counted_around_the_end) {
+  World world(3, 16, 0, 1);
+  const auto chunks = world.chunks(5, host);
+  const auto [a, b, c, d, e] = std::tuple(chunks[0], chunks[1], chunks[2], chunks[3], chunks[4]);
+  // After d, b is used at once, a in the next pass, c not before a.
+  const std::vector<Access> accesses = reads({a, b, c, d, b, a, c});
+  world.learn(accesses);
+  world.run();
+  world.pass(reads({a, b, c}));
+  world.run();
+  // Of a, b and c the one that leaves for d is c, though it was used last.
+  EXPECT_EQ(world.state(c, device), CopyState::absent);
+  EXPECT_EQ(world.state(a, device), CopyState::valid);
+  EXPECT_EQ(world.state(b, device), CopyState::valid);
+  EXPECT_EQ(world.state(d, device), CopyState::valid) << "it was fetched ahead";
+  (void)e;
+}
+
+TEST(Eviction, what_the_pass_is_done_with_is_written_home_before_its_room_is_needed) {
+  World world(8, 16, 0, 1);
+  const ChunkId gradient = world.chunk(host);
+  const ChunkId other = world.chunk(host);
+  const std::vector<Access> accesses{{gradient, device, writing}, {other, device, reading}};
+  world.learn(accesses);
+  world.run();
+  world.take_actions();
+  Call& call = world.acquire({{gradient, device, writing}});
+  ASSERT_TRUE(call.granted());
+  world.release(call);
+  EXPECT_THAT(world.take_actions(), Contains(moves(gradient, device, host)));
+  EXPECT_EQ(world.in_flight().back().priority, TransferPriority::write_back);
+  world.run();
+  EXPECT_EQ(world.state(gradient, device), CopyState::valid) << "it stays as a clean copy";
+  EXPECT_EQ(world.state(gradient, host), CopyState::valid);
+}
+
+TEST(Eviction, what_the_pass_writes_again_is_not_written_home_in_between) {
+  World world(8, 16, 0, 1);
+  const ChunkId gradient = world.chunk(host);
+  const ChunkId other = world.chunk(host);
+  world.learn({{gradient, device, writing}, {other, device, reading}, {gradient, device, writing}});
+  world.run();
+  world.take_actions();
+  world.use(gradient, device, writing);
+  EXPECT_THAT(world.take_actions(), Not(Contains(moves(gradient, device, host))));
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,149 @@
+#include "memory/schedule.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace terrace {
+namespace {
+
+constexpr Access read_of(ChunkId chunk) { return {chunk, Tier::device, AccessMode::read}; }
+
+Schedule sequence(const std::vector<ChunkId>& chunks) {
+  std::vector<Schedule::Entry> entries;
+  for (const ChunkId chunk : chunks) entries.push_back({.chunk = chunk});
+  return Schedule(std::move(entries));
+}
+
+/// Chunks 0, 1, ... in order, each once.
+Schedule ascending(ChunkId count) {
+  std::vector<ChunkId> chunks;
+  for (ChunkId chunk = 0; chunk < count; ++chunk) chunks.push_back(chunk);
+  return sequence(chunks);
+}
+
+TEST(Schedule, finds_the_next_use_of_a_chunk) {
+  const Schedule schedule = sequence({7, 8, 7, 9});
+  EXPECT_EQ(schedule.next_use(7, 0), 0u);
+  EXPECT_EQ(schedule.next_use(7, 1), 2u);
+  EXPECT_EQ(schedule.next_use(7, 3), std::nullopt);
+  EXPECT_EQ(schedule.next_use(1, 0), std::nullopt);
+}
+
+TEST(Schedule, knows_the_programs_peak_in_any_stretch) {
+  std::vector<Schedule::Entry> entries;
+  for (std::uint64_t i = 0; i < 300; ++i) entries.push_back({.chunk = 1, .program_bytes = (i * 7919) % 1000});
+  const Schedule schedule(entries);
+  for (std::size_t from = 0; from < 300; from += 13) {
+    std::uint64_t peak = 0;
+    for (std::size_t to = from; to < 300; ++to) {
+      peak = std::max(peak, entries[to].program_bytes);
+      ASSERT_EQ(schedule.program_peak(from, to), peak) << from << " to " << to;
+    }
+  }
+}
+
+TEST(Forecast, counts_to_the_next_use_around_the_end_of_the_pass) {
+  const Schedule schedule = sequence({1, 2, 3, 1});
+  Forecast forecast;
+  EXPECT_EQ(forecast.distance(1), Forecast::never) << "nothing is known";
+  forecast.follow(&schedule);
+  forecast.advance(1);
+  forecast.advance(2);
+  EXPECT_EQ(forecast.distance(3), 0u);
+  EXPECT_EQ(forecast.distance(1), 1u);
+  EXPECT_EQ(forecast.distance(2), 3u) << "in the next pass";
+  EXPECT_EQ(forecast.distance(4), Forecast::never);
+  EXPECT_TRUE(forecast.used_again(1));
+  EXPECT_FALSE(forecast.used_again(2));
+}
+
+TEST(Forecast, follows_a_program_that_skips_a_layer) {
+  const Schedule schedule = ascending(100);
+  Forecast forecast;
+  forecast.follow(&schedule);
+  for (ChunkId chunk = 0; chunk < 10; ++chunk) forecast.advance(chunk);
+  forecast.advance(20);
+  EXPECT_EQ(forecast.cursor(), 21u);
+}
+
+TEST(Forecast, a_far_jump_is_believed_when_the_next_access_confirms_it) {
+  const Schedule schedule = ascending(200);
+  Forecast forecast;
+  forecast.follow(&schedule);
+  forecast.advance(0);
+  forecast.advance(150);
+  EXPECT_EQ(forecast.cursor(), 1u) << "one use out of order is no jump";
+  forecast.advance(151);
+  EXPECT_EQ(forecast.cursor(), 152u);
+}
+
+TEST(Forecast, a_single_access_out_of_order_does_not_lose_the_place) {
+  const Schedule schedule = ascending(200);
+  Forecast forecast;
+  forecast.follow(&schedule);
+  for (ChunkId chunk = 0; chunk < 10; ++chunk) forecast.advance(chunk);
+  forecast.advance(180);
+  for (ChunkId chunk = 10; chunk < 20; ++chunk) forecast.advance(chunk);
+  EXPECT_EQ(forecast.cursor(), 20u);
+}
+
+TEST(Forecast, a_pass_that_begins_anew_is_followed_from_its_beginning) {
+  const Schedule schedule = ascending(200);
+  Forecast forecast;
+  forecast.follow(&schedule);
+  for (ChunkId chunk = 0; chunk < 100; ++chunk) forecast.advance(chunk);
+  forecast.advance(0);
+  forecast.advance(1);
+  EXPECT_EQ(forecast.cursor(), 2u);
+}
+
+TEST(ScheduleBook, remembers_a_pass_by_its_key) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  EXPECT_EQ(book.current(), nullptr);
+  book.record(read_of(4), 10);
+  book.record(read_of(5), 20);
+  book.end_step();
+  ASSERT_NE(book.current(), nullptr) << "the next is taken to be like the last";
+  EXPECT_EQ(book.current()->size(), 2u);
+
+  book.begin_pass(2);
+  EXPECT_EQ(book.current(), nullptr);
+  book.record(read_of(6), 0);
+  book.begin_pass(1);
+  ASSERT_NE(book.current(), nullptr);
+  EXPECT_EQ((*book.current())[0].chunk, 4u);
+  book.begin_pass(2);
+  ASSERT_NE(book.current(), nullptr);
+  EXPECT_EQ((*book.current())[0].chunk, 6u);
+}
+
+TEST(ScheduleBook, accesses_to_one_chunk_in_a_row_are_one_with_the_highest_use_of_memory) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  book.record(read_of(4), 10);
+  book.record({4, Tier::device, AccessMode::write}, 5);
+  book.note_program_bytes(70);
+  book.record(read_of(5), 1);
+  book.end_step();
+  ASSERT_EQ(book.current()->size(), 2u);
+  EXPECT_EQ((*book.current())[0].program_bytes, 70u);
+  EXPECT_EQ((*book.current())[0].mode, AccessMode::write);
+}
+
+TEST(ScheduleBook, keeps_the_latest_few_passes) {
+  ScheduleBook book;
+  for (ScheduleBook::Key key = 1; key <= 20; ++key) {
+    book.begin_pass(key);
+    book.record(read_of(static_cast<ChunkId>(key)), 0);
+  }
+  book.begin_pass(19);
+  EXPECT_NE(book.current(), nullptr);
+  book.begin_pass(1);
+  EXPECT_EQ(book.current(), nullptr);
+}
+
+}  // namespace
+}  // namespace terrace
