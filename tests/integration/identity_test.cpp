@@ -1,5 +1,6 @@
 // Placement never changes results: the same losses and parameters, bit for bit, as without a session.
 
+#include <array>
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -69,6 +70,33 @@ optimizer={host=0.3, nvme=0.7}
      200 << 10, true},
 };
 
+/// How the same memory is worked with. Each combination is run in three ways, which differ in all of this.
+struct Way {
+  std::int64_t prefetch;
+  const char* update;
+  const char* engine;
+  const char* activations;
+  int threads;  ///< fewer than cores: updates run in the background, otherwise by whoever needs them
+
+  std::string name() const {
+    return "prefetch " + std::to_string(prefetch) + ", " + update + ", " + engine + ", " + activations + ", " +
+           std::to_string(threads) + " threads";
+  }
+};
+
+constexpr std::size_t ways = 3;
+
+Way way_of(std::size_t combination, std::size_t way) {
+  constexpr std::array<std::int64_t, ways> prefetch{0, 2, 8};
+  const bool odd = (combination + way) % 2 == 1;
+  const bool other = (combination / 2 + way) % 2 == 1;
+  return {.prefetch = prefetch[way],
+          .update = odd && way != 1 ? "immediate" : "deferred",
+          .engine = other ? "io_uring" : "threads",
+          .activations = way == 2 || (way == 0 && other) ? "recompute" : "keep",
+          .threads = odd != other ? 1 : 2};
+}
+
 TrainingOptions options_for(at::ScalarType type) {
   TrainingOptions options;
   options.shape.width = 128;
@@ -76,13 +104,18 @@ TrainingOptions options_for(at::ScalarType type) {
   return options;
 }
 
-Config config_for(const Combination& combination, at::ScalarType type, const std::filesystem::path& folder) {
+Config config_for(const Combination& combination, const Way& way, at::ScalarType type,
+                  const std::filesystem::path& folder) {
   const std::uint64_t part = type == at::kFloat ? 1 : 2;
   Config config = Config::parse(combination.toml, combination.name, {"nvme.paths=[\"" + folder.string() + "\"]"});
   config.device.memory = 4 << 20;
   config.device.chunks = (640 << 10) / part;
   config.nvme.memory = 20 << 20;
   config.placement.chunk = combination.chunk / part;
+  config.placement.activations = way.activations;
+  config.io.prefetch = way.prefetch;
+  config.io.engine = way.engine;
+  config.optimizer.update = way.update;
   return config;
 }
 
@@ -101,20 +134,30 @@ class Identity : public ::testing::TestWithParam<at::ScalarType> {
     folder_ = std::filesystem::temp_directory_path() / ("terrace-identity-" + std::to_string(getpid()));
     std::filesystem::create_directories(folder_);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override {
+    std::filesystem::remove_all(folder_);
+    at::set_num_threads(threads_before_);
+  }
 
+  const int threads_before_ = at::get_num_threads();
   std::filesystem::path folder_;
 };
 
 }  // namespace
 
 TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
-  const TrainingOptions options = options_for(GetParam());
-  const TrainingResult expected = train_small_gpt(options);
-  ASSERT_LT(expected.losses.back(), expected.losses.front()) << "the model learns nothing: the test would prove little";
-  ASSERT_GT(expected.norms.front(), options.max_gradient_norm) << "clipping is not active";
+  TrainingOptions options = options_for(GetParam());
+  std::array<TrainingResult, 2> without;  // a session, by threads
+  for (const int threads : {1, 2}) {
+    options.threads = threads;
+    TrainingResult& expected = without[static_cast<std::size_t>(threads - 1)];
+    expected = train_small_gpt(options);
+    ASSERT_LT(expected.losses.back(), expected.losses.front())
+        << "the model learns nothing: the test would prove little";
+    ASSERT_GT(expected.norms.front(), options.max_gradient_norm) << "clipping is not active";
+  }
   std::uint64_t parameter_bytes = 0;
-  for (const at::Tensor& parameter : expected.parameters) {
+  for (const at::Tensor& parameter : without[0].parameters) {
     parameter_bytes += parameter.nbytes();
   }
   std::vector<Kind> kinds{Kind::parameter, Kind::gradient, Kind::momentum, Kind::variance};
@@ -124,17 +167,25 @@ TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
 
   int moving = 0;
   std::array<std::uint64_t, link_count> by_link{};
-  for (const Combination& combination : combinations) {
-    SCOPED_TRACE(combination.name);
+  for (std::size_t run = 0; run < std::size(combinations) * ways; ++run) {
+    const Combination& combination = combinations[run / ways];
+    const Way way = way_of(run / ways, run % ways);
+    SCOPED_TRACE(std::string(combination.name) + ", " + way.name());
+    options.threads = way.threads;
+    const TrainingResult& expected = without[static_cast<std::size_t>(way.threads - 1)];
     MemoryUsage before;
+    int step = 0;
     std::string stayed;  // the kinds that crossed no link in some step
     const TrainingResult managed =
-        train_small_gpt(options, config_for(combination, GetParam(), folder_), [&](Session& session) {
+        train_small_gpt(options, config_for(combination, way, GetParam(), folder_), [&](Session& session) {
+          // A deferred update crosses with the step after its own: from the second on, every step sees one.
           const MemoryUsage usage = session.memory_usage();
           for (const Kind kind : kinds) {
-            stayed += crossed(usage, kind) > crossed(before, kind) ? "" : std::string(name_of(kind)) + " ";
+            const bool moved = crossed(usage, kind) > crossed(before, kind);
+            stayed += moved || step == 0 ? "" : std::string(name_of(kind)) + " ";
           }
           before = usage;
+          ++step;
         });
     EXPECT_EQ(managed.losses, expected.losses);
     EXPECT_EQ(managed.norms, expected.norms);
@@ -157,7 +208,7 @@ TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
       by_link[index_of(link)] += before.moved(link);
     }
   }
-  EXPECT_GE(moving, 6);
+  EXPECT_GE(moving, 18);
   for (const Link link : all_links) {
     EXPECT_GT(by_link[index_of(link)], 0u) << name_of(link);
   }

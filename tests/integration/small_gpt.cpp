@@ -21,7 +21,7 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(const SmallGpt& model) 
 
 TrainingResult train_small_gpt(const TrainingOptions& options, const std::optional<Config>& config,
                                const std::function<void(Session&)>& after_step) {
-  at::set_num_threads(1);  // tiny ops: threads would only wait for each other
+  at::set_num_threads(options.threads);
   torch::manual_seed(7);
   std::optional<Session> session;
   if (config) {

@@ -82,6 +82,7 @@ struct TrainingOptions {
   int steps = 20;
   int micro_batches = 2;
   double max_gradient_norm = 0.5;
+  int threads = 1;  ///< tiny ops: several would only wait for each other
 };
 
 struct TrainingResult {
