@@ -10,18 +10,20 @@
 namespace terrace {
 
 std::unique_ptr<IoEngine> make_io_engine(std::string_view choice) {
-  if (choice == "threads") {
-    return std::make_unique<ThreadEngine>();
+  if (choice == "threads") return std::make_unique<ThreadEngine>();
+  if (choice != "auto" && choice != "io_uring") {
+    throw ConfigError("nvme: there is no I/O engine \"" + std::string(choice) + "\"",
+                      "choose auto, io_uring or threads");
   }
   std::string why_not;
-  if (UringEngine::available(&why_not)) {
-    return std::make_unique<UringEngine>();
-  }
+  if (UringEngine::available(&why_not)) return std::make_unique<UringEngine>();
   if (choice == "io_uring") {
-    throw ConfigError("io.engine: io_uring is not available: " + why_not, "set io.engine to \"auto\" or \"threads\"");
+    throw ConfigError("nvme: io_uring is not available: " + why_not,
+                      "choose the I/O engine threads, or allow io_uring (sysctl kernel.io_uring_disabled, or the "
+                      "container's seccomp profile)");
   }
-  log_once("io.engine", LogLevel::warning,
-           "io: no io_uring (" + why_not + "); NVMe I/O runs on threads, which costs more");
+  log_once("nvme.io_engine", LogLevel::warning,
+           "nvme: io_uring is not available: " + why_not + "; threads read and write instead");
   return std::make_unique<ThreadEngine>();
 }
 

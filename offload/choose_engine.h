@@ -7,8 +7,8 @@
 
 namespace terrace {
 
-/// The engine that `io.engine` names: "auto" (io_uring where it is available, which is logged once where it is not),
-/// "io_uring" or "threads". Throws ConfigError for one that is not available.
+/// "io_uring", "threads", or "auto": io_uring where it is available, else threads, with a warning that says why.
+/// Throws ConfigError for any other choice, and for "io_uring" where that is not available.
 std::unique_ptr<IoEngine> make_io_engine(std::string_view choice);
 
 }  // namespace terrace

@@ -37,6 +37,20 @@ bool path_names(const fs::path& path, const struct stat& open_file) {
   return ::lstat(path.c_str(), &named) == 0 && named.st_dev == open_file.st_dev && named.st_ino == open_file.st_ino;
 }
 
+/// Whether direct transfers of 4096 B units would be accepted. File systems that do not say are taken to accept them.
+bool suits_direct_io(int descriptor) {
+#ifdef STATX_DIOALIGN
+  struct statx status {};
+  if (::statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0) {
+    const auto divides_ours = [](std::uint32_t bytes) { return bytes != 0 && ExtentFileHeader::kBytes % bytes == 0; };
+    return divides_ours(status.stx_dio_offset_align) && divides_ours(status.stx_dio_mem_align);
+  }
+#else
+  static_cast<void>(descriptor);
+#endif
+  return true;
+}
+
 bool has_our_header(int descriptor) {
   ExtentFileHeader header;
   return ::pread(descriptor, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header) &&
@@ -84,6 +98,7 @@ ExtentFile::ExtentFile(const fs::path& folder, std::size_t extent_bytes, std::ui
   extent_bytes_ = extent_bytes;
   extent_count_ = extent_count;
   create_in(folder);
+  direct_ = go_direct();
   lock();
   write_header();
 }
@@ -95,16 +110,18 @@ void ExtentFile::create_in(const fs::path& folder) {
   for (int attempt = 0; attempt < kAttempts && (error_number == EEXIST || error_number == EINTR); ++attempt) {
     file_.path = next_path(folder);
     file_.descriptor = ::open(file_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file_.descriptor >= 0) {
-      // Set on the open file, so that a file system without it leaves nothing behind.
-      is_direct_ = ::fcntl(file_.descriptor, F_SETFL, O_DIRECT) == 0;
-      return;
-    }
+    if (file_.descriptor >= 0) return;
     error_number = errno;
   }
   throw IoError("nvme: creation of " + file_.path.string() + " failed: " + errno_text(error_number),
                 error_number == ENOSPC ? "free space or set nvme.paths to another drive"
                                        : "set nvme.paths to folders that can be written");
+}
+
+bool ExtentFile::go_direct() {
+  // Not O_DIRECT in open: a file system without it makes the file before it refuses.
+  const int flags = ::fcntl(file_.descriptor, F_GETFL);
+  return flags >= 0 && suits_direct_io(file_.descriptor) && ::fcntl(file_.descriptor, F_SETFL, flags | O_DIRECT) == 0;
 }
 
 void ExtentFile::lock() {
@@ -125,11 +142,7 @@ void ExtentFile::write_header() {
   header.extent_count = extent_count_;
   header.process = owner_;
   header.created_unix_seconds = std::time(nullptr);
-  run_io({.direction = IoOperation::Direction::write,
-          .file = &file_,
-          .offset = 0,
-          .memory = reinterpret_cast<std::byte*>(&header),
-          .bytes = sizeof header});
+  write_file_at(file_, 0, std::as_bytes(std::span(&header, 1)));
   // So that after a power failure the space of this file is still known to be ours.
   if (::fdatasync(file_.descriptor) != 0) {
     throw IoError("nvme: sync of " + file_.path.string() + " failed: " + errno_text(errno));

@@ -34,9 +34,10 @@ static_assert(std::is_trivially_copyable_v<ExtentFileHeader>);
 ///
 /// It is named terrace-<pid>-<n>.extents, created new, locked (flock) for as long as this object lives, and removed by
 /// the destructor, which never throws; a forked child that destroys its copy leaves the file alone. It never grows
-/// beyond `capacity_bytes()`. It is opened with O_DIRECT where the file system takes that. The header is written only
-/// once the lock is held, so a file with our header and without a lock was left by a dead process, however the two were
-/// interleaved. Constructor and `reserve_space` throw IoError with path, cause and a hint. Thread-safe.
+/// beyond `capacity_bytes()`. Where the file system can, it is read and written directly, past the page cache: then
+/// offsets, lengths and memory are multiples of 4096 B. The header is written only once the lock is held, so a file
+/// with our header and without a lock was left by a dead process, however the two were interleaved. Constructor and
+/// `reserve_space` throw IoError with path, cause and a hint. Thread-safe.
 class ExtentFile {
  public:
   ExtentFile(const std::filesystem::path& folder, std::size_t extent_bytes, std::uint64_t extent_count);
@@ -45,12 +46,13 @@ class ExtentFile {
   ExtentFile& operator=(const ExtentFile&) = delete;
 
   const IoFile& file() const noexcept { return file_; }
-  /// Whether I/O passes the system's cache by; it must be aligned to 4096 bytes then.
-  bool is_direct() const noexcept { return is_direct_; }
   std::uint64_t capacity_bytes() const noexcept { return offset_of(extent_count_); }
   std::uint64_t offset_of(std::uint64_t extent) const noexcept {
     return ExtentFileHeader::kBytes + extent * extent_bytes_;
   }
+
+  /// Whether transfers go past the page cache.
+  bool direct() const noexcept { return direct_; }
 
   /// Has the file system set space aside for a run of extents.
   void reserve_space(std::uint64_t first_extent, std::uint64_t count);
@@ -60,14 +62,15 @@ class ExtentFile {
  private:
   ExtentFile();
   void create_in(const std::filesystem::path& folder);
+  bool go_direct();
   void lock();
   void write_header();
 
   IoFile file_;
-  bool is_direct_ = false;
   pid_t owner_;
   std::uint64_t extent_bytes_ = 0;
   std::uint64_t extent_count_ = 0;
+  bool direct_ = false;
   std::atomic<bool> space_is_guaranteed_{true};
 };
 

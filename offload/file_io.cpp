@@ -1,38 +1,39 @@
 #include "offload/file_io.h"
 
 #include <cerrno>
+#include <exception>
 #include <fcntl.h>
-#include <unistd.h>
 
 #include "offload/io_error.h"
+#include "offload/io_progress.h"
 
 namespace terrace {
+namespace {
 
-void run_io(const IoOperation& operation) {
-  std::size_t done = 0;
-  while (done < operation.bytes) {
-    std::byte* memory = operation.memory + done;
-    const std::size_t left = operation.bytes - done;
-    const auto offset = static_cast<off_t>(operation.offset + done);
-    const ssize_t moved = operation.direction == IoOperation::Direction::read
-                              ? ::pread(operation.file->descriptor, memory, left, offset)
-                              : ::pwrite(operation.file->descriptor, memory, left, offset);
-    if (moved > 0) {
-      done += static_cast<std::size_t>(moved);
-    } else if (moved == 0) {
-      throw io_stopped_short(operation, done);  // repeating it could spin for ever
-    } else if (const int error_number = errno; error_number != EINTR) {
-      throw io_error(operation, error_number);
-    }
-  }
+void run_or_throw(const IoOperation& operation) {
+  IoProgress transfer(operation);
+  run_here(transfer);
+  if (const std::exception_ptr error = transfer.completion().error) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+void read_file_at(const IoFile& file, std::uint64_t offset, std::span<std::byte> bytes) {
+  run_or_throw({IoOperation::Direction::read, &file, offset, bytes.data(), bytes.size()});
+}
+
+void write_file_at(const IoFile& file, std::uint64_t offset, std::span<const std::byte> bytes) {
+  auto* memory = const_cast<std::byte*>(bytes.data());  // a write only reads it
+  run_or_throw({IoOperation::Direction::write, &file, offset, memory, bytes.size()});
 }
 
 bool set_space_aside(const IoFile& file, std::uint64_t offset, std::uint64_t length_bytes) {
   // Not posix_fallocate: where the file system lacks the call, glibc would write to every block.
   while (::fallocate(file.descriptor, 0, static_cast<off_t>(offset), static_cast<off_t>(length_bytes)) != 0) {
     const int error_number = errno;
+    if (error_number == EINTR) continue;
     if (error_number == EOPNOTSUPP || error_number == ENOSYS) return false;
-    if (error_number != EINTR) throw io_error("reservation", "in", file, offset, length_bytes, error_number);
+    throw reservation_failed(file, offset, length_bytes, error_number);
   }
   return true;
 }

@@ -1,4 +1,9 @@
-/// Asynchronous I/O between memory and files: queues of operations, each of which completes once.
+/// Moves bytes between memory and files without anyone waiting for them.
+///
+/// An engine opens queues; a queue runs many operations at a time and hands back one completion for each. What an
+/// operation needs of the kernel is the queue's business: interruptions are retried and short transfers resumed, so a
+/// completion without an error means that every byte has moved. An error is an IoError with path, offset, length and
+/// cause; a failed write may have changed any part of its range, a failed read any part of its memory.
 #pragma once
 
 #include <cstddef>
@@ -18,54 +23,66 @@ struct IoFile {
   std::filesystem::path path;
 };
 
-/// One movement of bytes. Offset, length and address are multiples of 4096 where the file was opened with O_DIRECT.
+/// One transfer. File and memory stay as they are until it has completed; operations in flight at once complete in
+/// any order, and ranges that overlap are the caller's to order. Direct files need multiples of their block size.
 struct IoOperation {
   enum class Direction : std::uint8_t { read, write };
 
   Direction direction = Direction::read;
   const IoFile* file = nullptr;
-  std::uint64_t offset = 0;
-  std::byte* memory = nullptr;
+  std::uint64_t offset = 0;     // bytes, in the file
+  std::byte* memory = nullptr;  // only read from by a write
   std::size_t bytes = 0;
-  void* owner = nullptr;  ///< comes back with the completion
+  void* owner = nullptr;  // comes back with the completion
 };
 
-/// How an operation ended. No error: every byte has moved, as short transfers are resumed; there is no partial success.
-/// Otherwise IoError with path, offset, length and cause; a failed write may have changed any part of its range, a
-/// failed read any part of its memory.
 struct IoCompletion {
   void* owner = nullptr;
-  std::exception_ptr error;
+  std::exception_ptr error;  // null: every byte moved
 };
 
-/// Operations under way, of one thread: only `wake` may be called by others.
+/// Operations in flight, at most `depth()`. Used by one thread at a time, but for `wake`.
 class IoQueue {
  public:
-  /// Waits for what is under way.
+  IoQueue() = default;
+  IoQueue(const IoQueue&) = delete;
+  IoQueue& operator=(const IoQueue&) = delete;
+  /// Waits for what is in flight and drops its completions.
   virtual ~IoQueue() = default;
 
   virtual std::size_t depth() const noexcept = 0;
+  /// Submitted, and not yet handed back by `wait` or `poll`.
   virtual std::size_t in_flight() const noexcept = 0;
 
-  /// Starts an operation and never waits for it. What keeps it from starting is its completion's error. Throws
-  /// LogicError beyond `depth`.
+  /// Starts an operation and never waits for it. What goes wrong then is told by its completion; only a submission
+  /// beyond `depth()` throws, LogicError.
   virtual void submit(const IoOperation& operation) = 0;
-  /// Appends what has completed; blocks until there is something, or until `wake` is called or has been since the last
-  /// wait.
-  virtual void wait(std::vector<IoCompletion>& completions) = 0;
-  /// The same without blocking.
-  virtual void poll(std::vector<IoCompletion>& completions) = 0;
+
+  /// Appends what has completed. Blocks until there is something, or until `wake` was called since the last `wait`.
+  /// Throws IoError should the queue itself fail.
+  virtual void wait(std::vector<IoCompletion>& done) = 0;
+  /// Appends what has completed, without blocking. A `wake` is left for the next `wait`.
+  virtual void poll(std::vector<IoCompletion>& done) = 0;
+
+  /// Ends a `wait`, the next one if nobody waits at the moment. Any thread.
   virtual void wake() noexcept = 0;
 };
 
+/// Thread-safe. Queues may outlive their engine.
 class IoEngine {
  public:
+  IoEngine() = default;
+  IoEngine(const IoEngine&) = delete;
+  IoEngine& operator=(const IoEngine&) = delete;
   virtual ~IoEngine() = default;
 
   virtual std::string_view name() const noexcept = 0;
-  /// `registered`: memory that lives as long as the queue and that many operations will use; may be empty. Throws
-  /// IoError if the system refuses the queue.
-  virtual std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) = 0;
+
+  /// `registered`: page-aligned regions that outlive the queue and in which the memory of most operations lies; may be
+  /// empty. They make transfers cheaper where the engine can register them with the kernel, and change nothing else.
+  /// Throws IoError, and LogicError if `depth` is 0.
+  virtual std::unique_ptr<IoQueue> open_queue(std::size_t depth,
+                                              std::span<const std::span<std::byte>> registered = {}) = 0;
 };
 
 }  // namespace terrace

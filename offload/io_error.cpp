@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <string>
+#include <string_view>
 
 #include "offload/errno_text.h"
 
@@ -23,35 +24,39 @@ std::string hint_for(int error_number) {
   }
 }
 
-std::string attempt(std::string_view verb, std::string_view preposition, const IoFile& file, std::uint64_t offset,
-                    std::uint64_t length_bytes) {
-  return "nvme: " + std::string(verb) + " of " + std::to_string(length_bytes) + " B at offset " +
-         std::to_string(offset) + " " + std::string(preposition) + " " + file.path.string();
+/// What was attempted: "nvme: write of 4096 B at offset 0 to PATH".
+std::string attempt(std::string_view verb, std::uint64_t length, std::uint64_t offset, std::string_view preposition,
+                    const IoFile& file) {
+  return "nvme: " + std::string(verb) + " of " + std::to_string(length) + " B at offset " + std::to_string(offset) +
+         " " + std::string(preposition) + " " + file.path.string();
 }
 
-bool reads(const IoOperation& operation) { return operation.direction == IoOperation::Direction::read; }
+std::string attempt(const IoOperation& operation) {
+  const bool reads = operation.direction == IoOperation::Direction::read;
+  return attempt(reads ? "read" : "write", operation.bytes, operation.offset, reads ? "from" : "to", *operation.file);
+}
+
+IoError failed(const std::string& what, int error_number) {
+  return IoError(what + " failed: " + errno_text(error_number), hint_for(error_number));
+}
 
 }  // namespace
 
-IoError io_error(std::string_view verb, std::string_view preposition, const IoFile& file, std::uint64_t offset,
-                 std::uint64_t length_bytes, int error_number) {
-  return IoError(attempt(verb, preposition, file, offset, length_bytes) + " failed: " + errno_text(error_number),
-                 hint_for(error_number));
+IoError transfer_failed(const IoOperation& operation, int error_number) {
+  return failed(attempt(operation), error_number);
 }
 
-IoError io_error(const IoOperation& operation, int error_number) {
-  return io_error(reads(operation) ? "read" : "write", reads(operation) ? "from" : "to", *operation.file,
-                  operation.offset, operation.bytes, error_number);
+IoError end_of_file(const IoOperation& operation, std::size_t moved) {
+  return IoError(attempt(operation) + " failed: end of file after " + std::to_string(moved) + " B",
+                 "the file was cut short by something else");
 }
 
-IoError io_stopped_short(const IoOperation& operation, std::uint64_t done) {
-  if (reads(operation)) {
-    return IoError(attempt("read", "from", *operation.file, operation.offset, operation.bytes) +
-                       " failed: end of file after " + std::to_string(done) + " B",
-                   "the file was cut short by something else");
-  }
-  return IoError(attempt("write", "to", *operation.file, operation.offset, operation.bytes) +
-                 " failed: no byte was taken after " + std::to_string(done) + " B");
+IoError nothing_taken(const IoOperation& operation, std::size_t moved) {
+  return IoError(attempt(operation) + " failed: no byte was taken after " + std::to_string(moved) + " B");
+}
+
+IoError reservation_failed(const IoFile& file, std::uint64_t offset, std::uint64_t length_bytes, int error_number) {
+  return failed(attempt("reservation", length_bytes, offset, "in", file), error_number);
 }
 
 }  // namespace terrace

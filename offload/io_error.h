@@ -1,20 +1,23 @@
-/// What failed I/O on a file says: what was attempted, on what, why it failed, and the way out.
+/// The errors of transfers, as
+///
+///     nvme: write of 4096 B at offset 8192 to /data/extents.0 failed: No space left on device (ENOSPC)
+///       hint: free space or lower nvme.memory
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "base/error.h"
 #include "offload/io_engine.h"
 
 namespace terrace {
 
-/// "nvme: VERB of LENGTH B at offset OFFSET PREPOSITION PATH failed: CAUSE", with a hint where there is one.
-IoError io_error(std::string_view verb, std::string_view preposition, const IoFile& file, std::uint64_t offset,
-                 std::uint64_t length_bytes, int error_number);
-
-IoError io_error(const IoOperation& operation, int error_number);
-/// The operation came to a stop after `done` of its bytes without the system naming an error.
-IoError io_stopped_short(const IoOperation& operation, std::uint64_t done);
+IoError transfer_failed(const IoOperation& operation, int error_number);
+/// A read that met the end of the file after `moved` bytes.
+IoError end_of_file(const IoOperation& operation, std::size_t moved);
+/// A write of which the kernel took no further byte after `moved`.
+IoError nothing_taken(const IoOperation& operation, std::size_t moved);
+/// Space that could not be set aside.
+IoError reservation_failed(const IoFile& file, std::uint64_t offset, std::uint64_t length_bytes, int error_number);
 
 }  // namespace terrace

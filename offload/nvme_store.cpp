@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 #include <set>
 #include <sys/stat.h>
@@ -67,8 +68,6 @@ void make_folder(const fs::path& path) {
   if (!fs::is_directory(path, error)) throw unusable("opening of folder", path, ENOTDIR);
 }
 
-std::size_t whole_pages(std::size_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
-
 std::string hexadecimal(std::uint64_t value) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
@@ -76,6 +75,18 @@ std::string hexadecimal(std::uint64_t value) {
 }
 
 std::uint64_t number(ExtentId extent) { return static_cast<std::uint64_t>(extent); }
+
+std::size_t whole_units(std::size_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
+
+void check_alignment(const std::byte* block, const char* what) {
+  if (reinterpret_cast<std::uintptr_t>(block) % kAlignmentBytes == 0) return;
+  throw LogicError("nvme: " + std::string(what) + " with memory that does not start at a multiple of 4096");
+}
+
+LogicError no_transfer(const char* what, ExtentId extent, const std::string& where) {
+  return LogicError("nvme: end of a " + std::string(what) + " of extent " + std::to_string(number(extent)) + " (" +
+                    where + "), of which none is under way");
+}
 
 }  // namespace
 
@@ -155,8 +166,8 @@ bool NvmeStore::space_is_guaranteed() const noexcept {
   return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.space_is_guaranteed(); });
 }
 
-bool NvmeStore::is_direct() const noexcept {
-  return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.is_direct(); });
+bool NvmeStore::direct() const noexcept {
+  return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.direct(); });
 }
 
 std::uint64_t NvmeStore::free_extents() const {
@@ -183,7 +194,7 @@ std::vector<ExtentId> NvmeStore::reserve(std::size_t count) {
     extents = take(lock, count);
   }
   try {
-    set_space_aside(extents);
+    give_space_to(extents);
   } catch (...) {
     const Lock lock(mutex_);
     for (ExtentId extent : extents) give_back(lock, extent);
@@ -248,7 +259,7 @@ void NvmeStore::give_back(const Lock&, ExtentId extent) {
   }
 }
 
-void NvmeStore::set_space_aside(std::span<const ExtentId> extents) {
+void NvmeStore::give_space_to(std::span<const ExtentId> extents) {
   // By file, then by place in it: one call for each run of neighbours.
   std::vector<ExtentId> without;
   {
@@ -286,13 +297,18 @@ void NvmeStore::retire(ExtentId extent) {
   ++retired_extents_;
 }
 
-NvmeStore::Extent& NvmeStore::held(const Lock&, ExtentId extent, const char* what) {
+NvmeStore::Extent& NvmeStore::known(const Lock&, ExtentId extent, const char* what) {
   const std::uint64_t id = number(extent);
   if (id >= extents_.size()) {
     throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + ", of which there are " +
                      std::to_string(extents_.size()));
   }
-  Extent& entry = extents_[id];
+  return extents_[id];
+}
+
+NvmeStore::Extent& NvmeStore::held(const Lock& lock, ExtentId extent, const char* what) {
+  Extent& entry = known(lock, extent, what);
+  const std::uint64_t id = number(extent);
   if (entry.state == State::free || entry.state == State::retired) {
     throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + " (" + describe(extent) +
                      "), which is " + (entry.state == State::free ? "not reserved" : "retired"));
@@ -315,41 +331,42 @@ NvmeStore::Extent& NvmeStore::idle(const Lock& lock, ExtentId extent, const char
 
 // ---- Reading and writing
 
+IoOperation NvmeStore::operation(IoOperation::Direction direction, ExtentId extent, std::byte* block,
+                                 std::size_t bytes) const {
+  return {direction, &file_of(extent).file(), offset_of(extent), block, whole_units(bytes)};
+}
+
 IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_t bytes) {
   if (bytes == 0 || bytes > extent_bytes_) {
     throw LogicError("nvme: write of " + std::to_string(bytes) + " B to an extent of " + std::to_string(extent_bytes_) +
                      " B");
   }
+  check_alignment(block, "write");
   {
     const Lock lock(mutex_);
     Extent& entry = idle(lock, extent, "write");
     entry.writing = true;
     entry.state = State::held;
   }
+  std::memset(block + bytes, 0, whole_units(bytes) - bytes);
   const std::uint64_t checksum = XXH3_64bits(block, bytes);
-  std::fill(block + bytes, block + whole_pages(bytes), std::byte{});
   const Lock lock(mutex_);
   Extent& entry = extents_[number(extent)];
   entry.checksum = checksum;
   entry.length = bytes;
-  return {.direction = IoOperation::Direction::write,
-          .file = &file_of(extent).file(),
-          .offset = offset_of(extent),
-          .memory = block,
-          .bytes = whole_pages(bytes)};
+  return operation(IoOperation::Direction::write, extent, block, bytes);
 }
 
 void NvmeStore::end_write(ExtentId extent, bool written) {
   const Lock lock(mutex_);
-  Extent& entry = extents_.at(number(extent));
-  if (!entry.writing) {
-    throw LogicError("nvme: end of a write of extent " + std::to_string(number(extent)) + " that has not begun");
-  }
+  Extent& entry = known(lock, extent, "end of write");
+  if (!entry.writing) throw no_transfer("write", extent, describe(extent));
   entry.writing = false;
-  entry.state = written ? State::written : State::held;
+  if (written) entry.state = State::written;
 }
 
 IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {
+  check_alignment(block, "read");
   const Lock lock(mutex_);
   Extent& entry = held(lock, extent, "read");
   if (entry.state != State::written || entry.length != bytes) {
@@ -358,33 +375,28 @@ IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t
                      (entry.state == State::written ? std::to_string(entry.length) + " B" : "nothing"));
   }
   ++entry.readers;
-  return {.direction = IoOperation::Direction::read,
-          .file = &file_of(extent).file(),
-          .offset = offset_of(extent),
-          .memory = block,
-          .bytes = whole_pages(bytes)};
+  return operation(IoOperation::Direction::read, extent, block, bytes);
 }
 
-void NvmeStore::end_read(ExtentId extent, const std::byte* block, bool read) {
+void NvmeStore::end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error) {
+  std::size_t bytes = 0;
   std::uint64_t expected = 0;
-  std::size_t length = 0;
   {
     const Lock lock(mutex_);
-    const Extent& entry = extents_.at(number(extent));
-    if (entry.readers == 0) {
-      throw LogicError("nvme: end of a read of extent " + std::to_string(number(extent)) + " that has not begun");
-    }
+    const Extent& entry = known(lock, extent, "end of read");
+    if (entry.readers == 0) throw no_transfer("read", extent, describe(extent));
+    bytes = entry.length;
     expected = entry.checksum;
-    length = entry.length;
   }
-  // A reader keeps the extent from being written until here.
-  const std::uint64_t found = read ? XXH3_64bits(block, length) : expected;
+  // Until the count goes down nobody can write to the extent, so what was read is compared with what was expected.
+  const std::uint64_t found = error ? expected : XXH3_64bits(block, bytes);
   {
     const Lock lock(mutex_);
     --extents_[number(extent)].readers;
   }
+  if (error) std::rethrow_exception(error);
   if (found == expected) return;
-  throw CorruptData("nvme: " + std::to_string(length) + " B at offset " + std::to_string(offset_of(extent)) + " of " +
+  throw CorruptData("nvme: " + std::to_string(bytes) + " B at offset " + std::to_string(offset_of(extent)) + " of " +
                         file_of(extent).file().path.string() + " are not what was written: checksum " +
                         hexadecimal(found) + " found, " + hexadecimal(expected) + " expected",
                     "the drive or another program changed them; restart from a checkpoint, on another drive if it "

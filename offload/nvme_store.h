@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -25,11 +26,13 @@ enum class ExtentId : std::uint64_t {};
 /// The files are the store's own, locked while it lives and removed with it; those left by killed processes are
 /// removed at construction, any other file is left alone.
 ///
+/// The store moves no bytes: it says which operation does, and the caller has a queue carry that out between
+/// `begin_...` and `end_...`, one of the latter for each of the former, whatever becomes of the operation.
+///
 /// Thread-safe: different extents are read and written concurrently, and no lock is held across a checksum. A use that
 /// breaks the life of an extent (reserve, write, read any number of times, release) throws LogicError, also when it
 /// does so by a race: reading what was never written whole, or touching an extent whose write is in flight.
-/// I/O failures are IoError with path, offset, length and cause. They change nothing else, and the extent can be
-/// written again, or retired.
+/// A failed operation changes nothing else, and the extent can be written again, or retired.
 class NvmeStore {
  public:
   /// `extent_bytes` is a multiple of 4096.
@@ -51,19 +54,20 @@ class NvmeStore {
   /// Takes a bad extent out of use for good; the holder must not release it as well.
   void retire(ExtentId extent);
 
-  // The store keeps the books of I/O that others carry out: they run the operation that `begin` returns, with an owner
-  // of theirs, and call `end` when it has completed. `block` is page-aligned memory of whole pages.
+  // Transfers. `block` starts at a multiple of 4096 and reaches to the next multiple of 4096 B after `bytes`: whole
+  // units are moved. It stays the operation's until the matching end. Operations come without an owner.
 
-  /// To write the first `bytes` of `block`, at most `extent_bytes()`; what follows them in the last page is zeroed.
-  /// Until its end the extent counts as never written.
+  /// Starts a write of `bytes`, at most `extent_bytes()`; what follows in the last unit is set to zero. The checksum is
+  /// taken here, so `block` must not change any more. Until `end_write` the extent counts as never written.
   IoOperation begin_write(ExtentId extent, std::byte* block, std::size_t bytes);
-  /// Unless all of it was written, the extent counts as never written.
+  /// `written`: every byte was. If not, the extent goes on counting as never written.
   void end_write(ExtentId extent, bool written);
 
-  /// To read exactly as many bytes as were written last.
+  /// Starts a read of exactly as many bytes as were written last. Several may be under way at once.
   IoOperation begin_read(ExtentId extent, std::byte* block, std::size_t bytes);
-  /// Throws CorruptData if `block` does not hold the bytes that were written; not where the read has failed.
-  void end_read(ExtentId extent, const std::byte* block, bool read);
+  /// Throws `error`, that of the operation, if there is one, and CorruptData if `block` does not hold what was written.
+  /// Either way the read has ended, and can be repeated.
+  void end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error);
 
   std::size_t extent_bytes() const noexcept { return extent_bytes_; }
   std::uint64_t capacity_bytes() const noexcept { return capacity_bytes_; }
@@ -80,8 +84,8 @@ class NvmeStore {
   /// system cannot set space aside.
   const std::vector<std::filesystem::path>& removed_files() const noexcept { return removed_files_; }
   bool space_is_guaranteed() const noexcept;
-  /// Whether I/O passes the system's cache by, on all paths.
-  bool is_direct() const noexcept;
+  /// Whether all transfers go past the page cache.
+  bool direct() const noexcept;
 
  private:
   enum class State : std::uint8_t { free, held, written, retired };
@@ -93,15 +97,16 @@ class NvmeStore {
     bool writing = false;
     bool has_space = false;
   };
-
   ExtentFile& file_of(ExtentId extent) { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   const ExtentFile& file_of(ExtentId extent) const { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   std::uint64_t offset_of(ExtentId extent) const;
   void check_free_space() const;
-  void set_space_aside(std::span<const ExtentId> extents);
+  IoOperation operation(IoOperation::Direction direction, ExtentId extent, std::byte* block, std::size_t bytes) const;
+  void give_space_to(std::span<const ExtentId> extents);
 
   // These need `mutex_`, which the caller passes as proof.
   using Lock = std::unique_lock<std::mutex>;
+  Extent& known(const Lock&, ExtentId extent, const char* what);
   Extent& held(const Lock&, ExtentId extent, const char* what);
   Extent& idle(const Lock&, ExtentId extent, const char* what);
   std::vector<ExtentId> take(const Lock&, std::size_t count);

@@ -4,34 +4,26 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
-#include <utility>
 
 #include "base/error.h"
-#include "offload/file_io.h"
+#include "offload/errno_text.h"
+#include "offload/io_progress.h"
 
 namespace terrace {
 namespace {
 
-constexpr std::size_t most_threads = 4;
+constexpr std::size_t kMostThreads = 8;
 
-class ThreadQueue final : public IoQueue {
+class ThreadQueue : public IoQueue {
  public:
   explicit ThreadQueue(std::size_t depth) : depth_(depth) {
-    for (std::size_t i = 0; i < std::min(depth, most_threads); ++i) {
-      threads_.emplace_back([this] { work(); });
-    }
-  }
-
-  ~ThreadQueue() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    submitted_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
+    completed_.reserve(depth);  // a thread that has done its work must be able to say so
+    for (std::size_t i = 0; i < std::min(depth, kMostThreads); ++i) {
+      threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
     }
   }
 
@@ -40,26 +32,26 @@ class ThreadQueue final : public IoQueue {
 
   void submit(const IoOperation& operation) override {
     if (in_flight_ == depth_) {
-      throw LogicError("io: more than " + std::to_string(depth_) + " operations at once");
+      throw LogicError("nvme: an operation beyond the " + std::to_string(depth_) + " that a queue holds");
     }
-    ++in_flight_;
     {
       const std::lock_guard lock(mutex_);
-      waiting_.push_back(operation);
+      pending_.emplace_back(operation);
     }
-    submitted_.notify_one();
+    ++in_flight_;
+    has_work_.notify_one();
   }
 
-  void wait(std::vector<IoCompletion>& completions) override {
+  void wait(std::vector<IoCompletion>& done) override {
     std::unique_lock lock(mutex_);
-    completed_.wait(lock, [&] { return !done_.empty() || woken_; });
+    has_news_.wait(lock, [&] { return !completed_.empty() || woken_; });
     woken_ = false;
-    take(completions);
+    hand_over(lock, done);
   }
 
-  void poll(std::vector<IoCompletion>& completions) override {
-    const std::lock_guard lock(mutex_);
-    take(completions);
+  void poll(std::vector<IoCompletion>& done) override {
+    std::unique_lock lock(mutex_);
+    hand_over(lock, done);
   }
 
   void wake() noexcept override {
@@ -67,54 +59,53 @@ class ThreadQueue final : public IoQueue {
       const std::lock_guard lock(mutex_);
       woken_ = true;
     }
-    completed_.notify_one();
+    has_news_.notify_one();
   }
 
  private:
-  void take(std::vector<IoCompletion>& completions) {
-    in_flight_ -= done_.size();
-    std::move(done_.begin(), done_.end(), std::back_inserter(completions));
-    done_.clear();
-  }
-
-  void work() {
+  void run(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    for (;;) {
-      submitted_.wait(lock, [&] { return !waiting_.empty() || stopping_; });
-      if (waiting_.empty()) {
-        return;
-      }
-      const IoOperation operation = waiting_.front();
-      waiting_.pop_front();
+    // True while there is work, also when told to stop: what was submitted is carried out.
+    while (has_work_.wait(lock, stop, [&] { return !pending_.empty(); })) {
+      IoProgress transfer = pending_.front();
+      pending_.pop_front();
       lock.unlock();
-      IoCompletion completion{.owner = operation.owner, .error = nullptr};
-      try {
-        run_io(operation);
-      } catch (...) {
-        completion.error = std::current_exception();
-      }
+      run_here(transfer);
       lock.lock();
-      done_.push_back(std::move(completion));
-      completed_.notify_one();
+      completed_.push_back(transfer.completion());
+      has_news_.notify_one();
     }
   }
 
+  void hand_over(std::unique_lock<std::mutex>&, std::vector<IoCompletion>& done) {
+    done.insert(done.end(), completed_.begin(), completed_.end());
+    in_flight_ -= completed_.size();
+    completed_.clear();
+  }
+
   const std::size_t depth_;
-  std::size_t in_flight_ = 0;  // of the owner's thread
+  std::size_t in_flight_ = 0;  // of the thread that uses the queue
+
   std::mutex mutex_;
-  std::condition_variable submitted_;
-  std::condition_variable completed_;
-  std::deque<IoOperation> waiting_;
-  std::vector<IoCompletion> done_;
+  std::condition_variable_any has_work_;
+  std::condition_variable has_news_;
+  std::deque<IoProgress> pending_;
+  std::vector<IoCompletion> completed_;
   bool woken_ = false;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
+
+  std::vector<std::jthread> threads_;  // last: they end before what they use
 };
 
 }  // namespace
 
 std::unique_ptr<IoQueue> ThreadEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>>) {
-  return std::make_unique<ThreadQueue>(depth);
+  if (depth == 0) throw LogicError("nvme: a queue needs a depth of at least 1");
+  try {
+    return std::make_unique<ThreadQueue>(depth);
+  } catch (const std::system_error& error) {
+    throw IoError("nvme: starting threads for input and output failed: " + errno_text(error.code().value()),
+                  "raise the limit on processes (ulimit -u)");
+  }
 }
 
 }  // namespace terrace

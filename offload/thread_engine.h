@@ -4,11 +4,12 @@
 
 namespace terrace {
 
-/// pread and pwrite on a few threads for each queue: works everywhere.
-class ThreadEngine final : public IoEngine {
+/// pread and pwrite on threads of each queue's own, min(depth, 8) of them. Works wherever Linux does.
+class ThreadEngine : public IoEngine {
  public:
   std::string_view name() const noexcept override { return "threads"; }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) override;
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth,
+                                      std::span<const std::span<std::byte>> registered = {}) override;
 };
 
 }  // namespace terrace

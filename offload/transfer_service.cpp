@@ -340,7 +340,7 @@ class TransferService::NvmeWorker {
     std::exception_ptr error = completion.error;
     try {
       if (link_ == Link::nvme_to_host) {
-        shared_.store->end_read(extent, memory_of(*at), error == nullptr);
+        shared_.store->end_read(extent, memory_of(*at), error);
       } else {
         shared_.store->end_write(extent, error == nullptr);
       }
@@ -363,7 +363,8 @@ class TransferService::NvmeWorker {
   void fail_all(std::exception_ptr error) {
     dead_ = error;
     while (!moving_.empty()) {
-      end(moving_.begin(), error);
+      IoCompletion lost{.owner = &moving_.front(), .error = error};
+      finish(lost);
     }
   }
 

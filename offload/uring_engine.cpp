@@ -3,276 +3,310 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <liburing.h>
-#include <list>
+#include <optional>
+#include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "offload/errno_text.h"
-#include "offload/io_error.h"
+#include "offload/io_progress.h"
 
 namespace terrace {
 namespace {
 
-IoError refused(const std::string& what, int error_number) {
-  return IoError("io_uring: " + what + " failed: " + errno_text(error_number), "set io.engine to \"threads\"");
-}
+// What an entry of the ring is about, where it is not the number of a transfer.
+constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
+constexpr std::uint64_t kNothing = kWake + 1;
 
-class Ring {
- public:
+constexpr std::size_t kLargestRegistration = std::size_t{1} << 30;  // the kernel's limit for one buffer
+constexpr int kMostRefusals = 10000;
+
+bool may_pass(int error_number) { return error_number == EINTR || error_number == EAGAIN || error_number == EBUSY; }
+
+/// io_uring's own handle, open as long as this lives.
+struct Ring {
   explicit Ring(unsigned entries) {
-    if (const int result = ::io_uring_queue_init(entries, &ring_, 0); result < 0) {
-      throw refused("opening a ring of " + std::to_string(entries) + " entries", -result);
-    }
+    const int result = io_uring_queue_init(entries, &ring, 0);
+    if (result == 0) return;
+    throw IoError("nvme: opening an io_uring of " + std::to_string(entries) + " entries failed: " + errno_text(-result),
+                  "raise the limit on locked memory (ulimit -l) or choose the I/O engine threads");
   }
-  ~Ring() { ::io_uring_queue_exit(&ring_); }
+  ~Ring() { io_uring_queue_exit(&ring); }
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
-  io_uring* get() noexcept { return &ring_; }
 
- private:
-  io_uring ring_{};
+  io_uring ring{};
 };
 
-/// Counts wakes; a read of it in the ring completes at the first.
-class WakeEvent {
+/// A counter that the kernel can wait for.
+struct Event {
+  Event() : descriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    if (descriptor < 0) throw IoError("nvme: opening an eventfd failed: " + errno_text(errno));
+  }
+  ~Event() { ::close(descriptor); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  const int descriptor;
+};
+
+/// Memory that the kernel knows by number.
+class RegisteredMemory {
  public:
-  WakeEvent() : descriptor_(::eventfd(0, EFD_CLOEXEC)) {
-    if (descriptor_ < 0) {
-      throw refused("making an event", errno);
+  RegisteredMemory(io_uring& ring, std::span<const std::span<std::byte>> regions) {
+    for (std::span<std::byte> region : regions) {
+      for (; !region.empty(); region = region.subspan(pieces_.back().iov_len)) {
+        pieces_.push_back({region.data(), std::min(region.size(), kLargestRegistration)});
+      }
     }
+    if (pieces_.empty()) return;
+    std::sort(pieces_.begin(), pieces_.end(), [](const iovec& a, const iovec& b) { return begin(a) < begin(b); });
+    const int result = io_uring_register_buffers(&ring, pieces_.data(), static_cast<unsigned>(pieces_.size()));
+    if (result == 0) return;
+    pieces_.clear();
+    log_once("nvme.registration", LogLevel::warning,
+             "nvme: registering memory with io_uring failed: " + errno_text(-result) +
+                 "; it works without, a little slower (raise the limit on locked memory, ulimit -l)");
   }
-  ~WakeEvent() { ::close(descriptor_); }
-  WakeEvent(const WakeEvent&) = delete;
-  WakeEvent& operator=(const WakeEvent&) = delete;
-  int descriptor() const noexcept { return descriptor_; }
-  void raise() noexcept {
-    const std::uint64_t one = 1;
-    while (::write(descriptor_, &one, sizeof one) < 0 && errno == EINTR) {
-    }
+
+  /// The number of the piece that holds all of these bytes.
+  std::optional<int> find(const std::byte* memory, std::size_t bytes) const {
+    const auto after =
+        std::upper_bound(pieces_.begin(), pieces_.end(), memory,
+                         [](const std::byte* at, const iovec& piece) { return std::less<>()(at, begin(piece)); });
+    if (after == pieces_.begin()) return std::nullopt;
+    const iovec& piece = *std::prev(after);
+    const auto into = static_cast<std::size_t>(memory - begin(piece));
+    if (into > piece.iov_len || bytes > piece.iov_len - into) return std::nullopt;
+    return static_cast<int>(after - pieces_.begin() - 1);
   }
 
  private:
-  const int descriptor_;
+  static const std::byte* begin(const iovec& piece) { return static_cast<const std::byte*>(piece.iov_base); }
+
+  std::vector<iovec> pieces_;  // by address, as they are registered
 };
 
-class UringQueue final : public IoQueue {
+class UringQueue : public IoQueue {
  public:
   UringQueue(std::size_t depth, std::span<const std::span<std::byte>> registered)
-      : depth_(depth), ring_(static_cast<unsigned>(depth + 2)) {
-    register_memory(registered);
-    watch_wakes();
-    enter();
+      : ring_(static_cast<unsigned>(depth) + 2), registered_(ring_.ring, registered), transfers_(depth) {
+    for (std::size_t index = depth; index > 0; --index) free_.push_back(index - 1);
+    over_.reserve(depth);
   }
 
   ~UringQueue() override {
-    std::vector<IoCompletion> completions;
-    stopping_ = true;
-    event_.raise();
-    try {
-      while (in_flight_ > 0 || watching_) {
-        take_one();
-        take_ready(completions);
+    // What the kernel still works on would go on to use memory that its owner believes to be free.
+    while (in_kernel_ > 0) {
+      reap();
+      if (in_kernel_ == 0) break;
+      if (const int error_number = enter_and_wait(); error_number != 0 && !may_pass(error_number)) {
+        log(LogLevel::error, "nvme: waiting for io_uring failed: " + errno_text(error_number));
+        break;
       }
-    } catch (...) {
-      // The ring is torn down below, which ends what the kernel still has.
     }
   }
 
-  std::size_t depth() const noexcept override { return depth_; }
-  std::size_t in_flight() const noexcept override { return in_flight_; }
+  std::size_t depth() const noexcept override { return transfers_.size(); }
+  std::size_t in_flight() const noexcept override { return transfers_.size() - free_.size(); }
 
   void submit(const IoOperation& operation) override {
-    if (in_flight_ == depth_) {
-      throw LogicError("io: more than " + std::to_string(depth_) + " operations at once");
+    if (free_.empty()) {
+      throw LogicError("nvme: an operation beyond the " + std::to_string(depth()) + " that a queue holds");
     }
-    moving_.push_back({operation, 0});
-    moving_.back().self = std::prev(moving_.end());
-    ++in_flight_;
-    queue(moving_.back());
-    enter();
+    const std::size_t index = free_.back();
+    free_.pop_back();
+    transfers_[index].emplace(operation);
+    go_on(index);
+    flush();
   }
 
-  void wait(std::vector<IoCompletion>& completions) override {
-    const std::size_t before = completions.size();
-    take_ready(completions);
-    while (completions.size() == before && !woken_) {
-      take_one();
-      take_ready(completions);
+  void wait(std::vector<IoCompletion>& done) override {
+    for (;;) {
+      reap();
+      if (!over_.empty() || woken_) break;
+      const int error_number = enter_and_wait();
+      if (error_number != 0 && !may_pass(error_number) && over_.empty()) {
+        throw IoError("nvme: waiting for io_uring failed: " + errno_text(error_number));
+      }
     }
     woken_ = false;
+    hand_over(done);
   }
 
-  void poll(std::vector<IoCompletion>& completions) override { take_ready(completions); }
+  void poll(std::vector<IoCompletion>& done) override {
+    flush();  // what the kernel refused before
+    reap();
+    hand_over(done);
+  }
 
-  void wake() noexcept override { event_.raise(); }
+  void wake() noexcept override {
+    const std::uint64_t one = 1;
+    // It fails only where the counter is full, and then it is not zero, which is all that matters.
+    [[maybe_unused]] const ssize_t ignored = ::write(event_.descriptor, &one, sizeof one);
+  }
 
  private:
-  struct Moving {
-    IoOperation operation;
-    std::size_t done = 0;
-    std::list<Moving>::iterator self{};
-  };
-
-  void register_memory(std::span<const std::span<std::byte>> registered) {
-    std::vector<iovec> regions;
-    for (const std::span<std::byte> region : registered) {
-      regions.push_back({region.data(), region.size()});
-    }
-    if (regions.empty()) {
+  /// Puts the next piece of a transfer into the ring, unless it is over.
+  void go_on(std::size_t index) {
+    IoProgress& transfer = *transfers_[index];
+    io_uring_sqe* entry = transfer.over() ? nullptr : io_uring_get_sqe(&ring_.ring);
+    // There is room for all, unless the kernel has stopped taking any.
+    if (!transfer.over() && entry == nullptr) transfer.advance(-EBUSY);
+    if (transfer.over()) {
+      over_.push_back(index);
       return;
     }
-    const int result = ::io_uring_register_buffers(ring_.get(), regions.data(), static_cast<unsigned>(regions.size()));
-    if (result == 0) {
-      registered_ = std::move(regions);
+    const bool reads = transfer.operation().direction == IoOperation::Direction::read;
+    const int file = transfer.operation().file->descriptor;
+    const auto length = static_cast<unsigned>(transfer.bytes());
+    const std::optional<int> buffer = registered_.find(transfer.memory(), transfer.bytes());
+    if (buffer && reads) {
+      io_uring_prep_read_fixed(entry, file, transfer.memory(), length, transfer.offset(), *buffer);
+    } else if (buffer) {
+      io_uring_prep_write_fixed(entry, file, transfer.memory(), length, transfer.offset(), *buffer);
+    } else if (reads) {
+      io_uring_prep_read(entry, file, transfer.memory(), length, transfer.offset());
     } else {
-      log_once("io.registered", LogLevel::warning,
-               "io_uring: memory could not be registered (" + errno_text(-result) +
-                   "); transfers cost a little more. The limit on locked memory may be too low (ulimit -l)");
+      io_uring_prep_write(entry, file, transfer.memory(), length, transfer.offset());
+    }
+    io_uring_sqe_set_data64(entry, index);
+    ++in_kernel_;
+  }
+
+  /// Has the ring tell when the event's counter is no longer zero: once, and at once if it is so already.
+  void listen() {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_.ring);
+    listening_ = entry != nullptr;
+    if (!listening_) return;
+    io_uring_prep_poll_add(entry, event_.descriptor, POLLIN);
+    io_uring_sqe_set_data64(entry, kWake);
+  }
+
+  /// Gives the kernel what is in the ring. What it refuses for the moment stays there for the next call.
+  void flush() {
+    while (io_uring_sq_ready(&ring_.ring) > 0) {
+      const int result = io_uring_submit(&ring_.ring);
+      if (result == -EINTR) continue;
+      told(result);
+      if (result <= 0) return;
     }
   }
 
-  void watch_wakes() {
-    io_uring_sqe* entry = next_entry();
-    ::io_uring_prep_read(entry, event_.descriptor(), &wakes_, sizeof wakes_, 0);
-    ::io_uring_sqe_set_data(entry, this);
-    watching_ = true;
+  /// The same, and waits for a completion. Returns 0 or an errno value.
+  int enter_and_wait() {
+    const int result = io_uring_submit_and_wait(&ring_.ring, 1);
+    told(result);
+    return result < 0 ? -result : 0;
   }
 
-  void queue(Moving& moving) {
-    const IoOperation& operation = moving.operation;
-    std::byte* memory = operation.memory + moving.done;
-    const auto left = static_cast<unsigned>(operation.bytes - moving.done);
-    const std::uint64_t offset = operation.offset + moving.done;
-    const int descriptor = operation.file->descriptor;
-    const auto region = std::find_if(registered_.begin(), registered_.end(), [&](const iovec& each) {
-      const auto* base = static_cast<std::byte*>(each.iov_base);
-      return memory >= base && memory + left <= base + each.iov_len;
-    });
-    const int index = static_cast<int>(region - registered_.begin());
-    const bool reads = operation.direction == IoOperation::Direction::read;
-    io_uring_sqe* entry = next_entry();
-    if (region != registered_.end()) {
-      (reads ? ::io_uring_prep_read_fixed(entry, descriptor, memory, left, offset, index)
-             : ::io_uring_prep_write_fixed(entry, descriptor, memory, left, offset, index));
-    } else {
-      reads ? ::io_uring_prep_read(entry, descriptor, memory, left, offset)
-            : ::io_uring_prep_write(entry, descriptor, memory, left, offset);
-    }
-    ::io_uring_sqe_set_data(entry, &moving);
-  }
-
-  io_uring_sqe* next_entry() {
-    // There is always one: every operation has at most one entry, and the ring has room for all and the wakes.
-    if (io_uring_sqe* entry = ::io_uring_get_sqe(ring_.get())) {
-      return entry;
-    }
-    enter();
-    if (io_uring_sqe* entry = ::io_uring_get_sqe(ring_.get())) {
-      return entry;
-    }
-    throw LogicError("io_uring: the ring is full");
-  }
-
-  /// Hands the queued entries to the kernel. What it does not take, it is given again by the next wait, which throws
-  /// if it is refused for good.
-  void enter() noexcept { ::io_uring_submit(ring_.get()); }
-
-  void take_one() {
-    const int result = ::io_uring_submit_and_wait(ring_.get(), 1);
-    if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY) {
-      throw refused("waiting", -result);
+  void told(int result) {
+    if (result >= 0) {
+      refusals_ = 0;
+    } else if (result != -EINTR && (!may_pass(-result) || ++refusals_ > kMostRefusals)) {
+      fail_unsubmitted(result);
+      refusals_ = 0;
     }
   }
 
-  void take_ready(std::vector<IoCompletion>& completions) {
-    io_uring_cqe* completion = nullptr;
-    bool queued = false;
-    while (::io_uring_peek_cqe(ring_.get(), &completion) == 0) {
-      void* const owner = ::io_uring_cqe_get_data(completion);
-      const int result = completion->res;
-      ::io_uring_cqe_seen(ring_.get(), completion);
-      if (owner == this) {
-        woken_ = true;
-        watching_ = false;
-        if (!stopping_) {
-          watch_wakes();
-          queued = true;
-        }
-        continue;
+  /// Ends the transfers that the kernel will not take. Their entries stay in the ring as requests for nothing.
+  void fail_unsubmitted(int result) {
+    const io_uring_sq& queue = ring_.ring.sq;
+    for (unsigned at = queue.sqe_tail - io_uring_sq_ready(&ring_.ring); at != queue.sqe_tail; ++at) {
+      io_uring_sqe* entry = &queue.sqes[at & queue.ring_mask];
+      const std::uint64_t index = entry->user_data;
+      if (index >= kWake) continue;
+      io_uring_prep_nop(entry);
+      io_uring_sqe_set_data64(entry, kNothing);
+      --in_kernel_;
+      // EAGAIN would mean another attempt.
+      transfers_[index]->advance(may_pass(-result) ? -ENOMEM : result);
+      over_.push_back(index);
+    }
+  }
+
+  /// Takes in what the kernel has completed.
+  void reap() {
+    io_uring_cqe* completed = nullptr;
+    while (io_uring_peek_cqe(&ring_.ring, &completed) == 0) {
+      const std::uint64_t about = completed->user_data;
+      const int result = completed->res;
+      io_uring_cqe_seen(&ring_.ring, completed);
+      if (about == kWake) {
+        std::uint64_t count = 0;
+        if (::read(event_.descriptor, &count, sizeof count) == sizeof count) woken_ = true;
+        listening_ = false;
+      } else if (about != kNothing) {
+        --in_kernel_;
+        transfers_[about]->advance(result);
+        go_on(about);
       }
-      queued = settle(*static_cast<Moving*>(owner), result, completions) || queued;
     }
-    if (queued) {
-      enter();
-    }
+    // Here and not where the queue is opened: the kernel ties what a thread puts into a ring to that thread.
+    if (!listening_) listen();
+    flush();
   }
 
-  /// True if the operation goes on; otherwise it has completed.
-  bool settle(Moving& moving, int result, std::vector<IoCompletion>& completions) {
-    const IoOperation& operation = moving.operation;
-    if (result == -EINTR || result == -EAGAIN) {
-      queue(moving);
-      return true;
+  void hand_over(std::vector<IoCompletion>& done) {
+    done.reserve(done.size() + over_.size());
+    for (const std::size_t index : over_) {
+      done.push_back(transfers_[index]->completion());
+      transfers_[index].reset();
+      free_.push_back(index);
     }
-    IoCompletion completion{.owner = operation.owner, .error = nullptr};
-    if (result > 0) {
-      moving.done += static_cast<std::size_t>(result);
-      if (moving.done < operation.bytes) {
-        queue(moving);
-        return true;
-      }
-    } else if (result == 0) {
-      completion.error = std::make_exception_ptr(io_stopped_short(operation, moving.done));
-    } else {
-      completion.error = std::make_exception_ptr(io_error(operation, -result));
-    }
-    completions.push_back(std::move(completion));
-    moving_.erase(moving.self);
-    --in_flight_;
-    return false;
+    over_.clear();
   }
 
-  const std::size_t depth_;
-  WakeEvent event_;  // outlives the ring, which reads it
-  std::uint64_t wakes_ = 0;
+  Event event_;  // first: the ring listens to it
   Ring ring_;
-  std::vector<iovec> registered_;
-  std::list<Moving> moving_;  // with the kernel; addresses are their entries' data
-  std::size_t in_flight_ = 0;
-  bool watching_ = false;  // a read of the event is with the kernel
+  RegisteredMemory registered_;
+  std::vector<std::optional<IoProgress>> transfers_;  // by index; its length is the depth
+  std::vector<std::size_t> free_;                   // indices without a transfer
+  std::vector<std::size_t> over_;                   // indices of transfers that are to be handed back
+  std::size_t in_kernel_ = 0;                       // entries of transfers in the ring or beyond
+  int refusals_ = 0;                                // in a row
+  bool listening_ = false;
   bool woken_ = false;
-  bool stopping_ = false;
 };
 
 }  // namespace
 
 bool UringEngine::available(std::string* why_not) {
-  const auto no = [&](const std::string& reason) {
-    if (why_not != nullptr) {
-      *why_not = reason;
-    }
+  const auto refuse = [&](const std::string& reason) {
+    if (why_not != nullptr) *why_not = reason;
     return false;
   };
-  try {
-    Ring ring(4);
-    io_uring_probe* probe = ::io_uring_get_probe_ring(ring.get());
-    if (probe == nullptr) {
-      return no("the kernel does not say what its rings can do");
-    }
-    constexpr std::array needed{IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED};
-    const bool all =
-        std::all_of(needed.begin(), needed.end(), [&](int op) { return ::io_uring_opcode_supported(probe, op) != 0; });
-    ::io_uring_free_probe(probe);
-    return all || no("the kernel's rings cannot read and write");
-  } catch (const IoError& error) {
-    return no(error.message());
+  io_uring ring{};
+  if (const int result = io_uring_queue_init(2, &ring, 0); result != 0) {
+    return refuse("opening a ring failed: " + errno_text(-result));
   }
+  struct Operation {
+    int code;
+    const char* name;
+  };
+  constexpr std::array kNeeded = {Operation{IORING_OP_READ, "read"}, Operation{IORING_OP_WRITE, "write"},
+                                  Operation{IORING_OP_READ_FIXED, "read into registered memory"},
+                                  Operation{IORING_OP_WRITE_FIXED, "write from registered memory"},
+                                  Operation{IORING_OP_POLL_ADD, "poll"}};
+  io_uring_probe* probe = io_uring_get_probe_ring(&ring);
+  const auto* missing = std::find_if(kNeeded.begin(), kNeeded.end(), [&](const Operation& operation) {
+    return probe == nullptr || io_uring_opcode_supported(probe, operation.code) == 0;
+  });
+  const bool has_probe = probe != nullptr;
+  if (has_probe) io_uring_free_probe(probe);
+  io_uring_queue_exit(&ring);
+  if (!has_probe) return refuse("this kernel does not say what its rings can do");
+  if (missing != kNeeded.end()) return refuse("this kernel's rings cannot " + std::string(missing->name));
+  return true;
 }
 
 std::unique_ptr<IoQueue> UringEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) {
+  if (depth == 0) throw LogicError("nvme: a queue needs a depth of at least 1");
   return std::make_unique<UringQueue>(depth, registered);
 }
 

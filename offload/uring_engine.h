@@ -6,15 +6,17 @@
 
 namespace terrace {
 
-/// Linux's io_uring: operations are queued to the kernel without a thread of their own; registered memory is mapped for
-/// the drive once instead of each time.
-class UringEngine final : public IoEngine {
+/// Linux's io_uring, a ring for each queue. Registered memory is pinned once instead of at each transfer.
+///
+/// Needs Linux 5.15. A ring whose memory cannot be registered (RLIMIT_MEMLOCK) works without, which is logged.
+class UringEngine : public IoEngine {
  public:
-  /// Whether this system gives us a ring with what we need; otherwise says why not.
+  /// Whether a ring can be opened here that knows every operation we use; if not, `why_not` says what failed.
   static bool available(std::string* why_not = nullptr);
 
   std::string_view name() const noexcept override { return "io_uring"; }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) override;
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth,
+                                      std::span<const std::span<std::byte>> registered = {}) override;
 };
 
 }  // namespace terrace

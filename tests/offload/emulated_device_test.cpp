@@ -87,12 +87,12 @@ TEST_F(EmulatedDeviceTest, bytes_come_in_and_out_unchanged_and_are_filled_with_z
   std::mt19937 random(1);
   std::generate(source.begin(), source.end(), [&] { return static_cast<std::byte>(random()); });
   const Block block = slot(source.size());
-  device_.copy_in(block.memory, source.data(), source.size());
+  device_.wait(device_.copy_in(block.memory, source.data(), source.size(), {}));
   std::vector<std::byte> back(source.size());
-  device_.copy_out(back.data(), block.memory, back.size());
+  device_.wait(device_.copy_out(back.data(), block.memory, back.size(), {}));
   EXPECT_EQ(back, source);
-  device_.fill_zero(block.memory, back.size());
-  device_.copy_out(back.data(), block.memory, back.size());
+  device_.wait(device_.fill_zero(block.memory, back.size(), {}));
+  device_.wait(device_.copy_out(back.data(), block.memory, back.size(), {}));
   EXPECT_EQ(back, std::vector<std::byte>(source.size()));
   free_slot(block);
 }

@@ -1,13 +1,16 @@
 #include "offload/extent_file.h"
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -15,6 +18,9 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "offload/file_io.h"
+#include "tests/offload/open_file.h"
+#include "tests/offload/refused_call.h"
 
 namespace terrace {
 namespace {
@@ -33,7 +39,6 @@ class ExtentFileTest : public testing::Test {
 
   std::string name_;
   fs::path folder_;
-  PosixEngine engine_;
 };
 
 /// A forked child that has made an extent file and then waits to be told to end, without destructors.
@@ -46,8 +51,7 @@ class Child {
     pid_ = ::fork();
     if (pid_ == 0) {
       ::close(finish[1]);
-      PosixEngine engine;
-      ExtentFile file(folder, kExtent, 4, engine);
+      ExtentFile file(folder, kExtent, 4);
       char byte = 'r';
       if (::write(ready[1], &byte, 1) != 1) ::_exit(1);
       if (::read(finish[0], &byte, 1) < 0) ::_exit(1);
@@ -79,15 +83,25 @@ class Child {
   int finish_ = -1;
 };
 
+/// Whether the file system transfers directly only in larger units than ours.
+bool units_above_4096([[maybe_unused]] int descriptor) {
+#ifdef STATX_DIOALIGN
+  struct statx status {};
+  return ::statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && status.stx_dio_offset_align > 4096;
+#else
+  return false;
+#endif
+}
+
 std::size_t count_files(const fs::path& folder) {
   return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 
 TEST_F(ExtentFileTest, begins_with_a_header_that_says_what_it_is) {
-  const ExtentFile file(folder_, kExtent, 4, engine_);
+  const ExtentFile file(folder_, kExtent, 4);
   EXPECT_EQ(file.file().path.filename().string().rfind("terrace-" + std::to_string(::getpid()) + "-", 0), 0U);
-  ExtentFileHeader header;
-  engine_.read(file.file(), 0, std::as_writable_bytes(std::span(&header, 1)));
+  alignas(4096) ExtentFileHeader header;
+  read_file_at(file.file(), 0, std::as_writable_bytes(std::span(&header, 1)));
   EXPECT_EQ(std::memcmp(header.magic, "TERRACE\0", 8), 0);
   EXPECT_EQ(header.version, 1U);
   EXPECT_EQ(header.header_bytes, 4096U);
@@ -101,14 +115,14 @@ TEST_F(ExtentFileTest, begins_with_a_header_that_says_what_it_is) {
 }
 
 TEST_F(ExtentFileTest, is_removed_by_its_destructor) {
-  { const ExtentFile file(folder_, kExtent, 4, engine_); }
+  { const ExtentFile file(folder_, kExtent, 4); }
   EXPECT_EQ(count_files(folder_), 0U);
 }
 
 TEST_F(ExtentFileTest, does_not_remove_a_file_that_took_its_name) {
   fs::path path;
   {
-    const ExtentFile file(folder_, kExtent, 4, engine_);
+    const ExtentFile file(folder_, kExtent, 4);
     path = file.file().path;
     fs::remove(path);
     std::ofstream(path) << "mine";
@@ -117,7 +131,7 @@ TEST_F(ExtentFileTest, does_not_remove_a_file_that_took_its_name) {
 }
 
 TEST_F(ExtentFileTest, is_not_removed_by_a_forked_copy) {
-  const auto file = std::make_unique<ExtentFile>(folder_, kExtent, 4, engine_);
+  const auto file = std::make_unique<ExtentFile>(folder_, kExtent, 4);
   const pid_t child = ::fork();
   if (child == 0) {
     file->~ExtentFile();
@@ -129,15 +143,35 @@ TEST_F(ExtentFileTest, is_not_removed_by_a_forked_copy) {
 }
 
 TEST_F(ExtentFileTest, is_removed_if_its_header_cannot_be_written) {
-  class Refuses : public PosixEngine {
-    void write(const IoFile&, std::uint64_t, std::span<const std::byte>) override { throw IoError("refused"); }
-  } refuses;
-  EXPECT_THROW(ExtentFile(folder_, kExtent, 4, refuses), IoError);
+  const FileSizeLimit limit(0);
+  EXPECT_THROW(ExtentFile(folder_, kExtent, 4), IoError);
   EXPECT_EQ(count_files(folder_), 0U);
 }
 
+TEST_F(ExtentFileTest, goes_past_the_page_cache_where_the_file_system_can) {
+  const fs::path probe = folder_ / "probe";
+  const int descriptor = ::open(probe.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+  ::close(descriptor);
+  fs::remove(probe);
+  const ExtentFile file(folder_, kExtent, 4);
+  EXPECT_EQ((::fcntl(file.file().descriptor, F_GETFL) & O_DIRECT) != 0, file.direct());
+  if (descriptor < 0) {
+    EXPECT_FALSE(file.direct());
+  } else {
+    EXPECT_TRUE(file.direct() || units_above_4096(file.file().descriptor));
+  }
+}
+
+TEST_F(ExtentFileTest, uses_the_page_cache_where_the_file_system_takes_nothing_else) {
+  EXPECT_TRUE(holds_where_call_is_refused(SYS_fcntl, EINVAL, [&] {
+    const ExtentFile file(folder_, kExtent, 4);
+    const char byte = 'x';
+    return !file.direct() && ::pwrite(file.file().descriptor, &byte, 1, 4097) == 1;
+  }));
+}
+
 TEST_F(ExtentFileTest, grows_no_further_than_its_capacity) {
-  ExtentFile file(folder_, kExtent, 4, engine_);
+  ExtentFile file(folder_, kExtent, 4);
   file.reserve_space(1, 1);
   EXPECT_EQ(fs::file_size(file.file().path), file.offset_of(2));
   file.reserve_space(0, 4);
@@ -146,13 +180,11 @@ TEST_F(ExtentFileTest, grows_no_further_than_its_capacity) {
 }
 
 TEST_F(ExtentFileTest, works_and_says_so_where_space_cannot_be_set_aside) {
-  class NoAllocation : public PosixEngine {
-    bool allocate(const IoFile&, std::uint64_t, std::uint64_t) override { return false; }
-  } engine;
-  ExtentFile file(folder_, kExtent, 4, engine);
-  file.reserve_space(0, 1);
-  EXPECT_FALSE(file.space_is_guaranteed());
-  EXPECT_EQ(fs::file_size(file.file().path), file.capacity_bytes());
+  EXPECT_TRUE(holds_where_call_is_refused(SYS_fallocate, EOPNOTSUPP, [&] {
+    ExtentFile file(folder_, kExtent, 4);
+    file.reserve_space(0, 1);
+    return !file.space_is_guaranteed() && fs::file_size(file.file().path) == file.capacity_bytes();
+  }));
 }
 
 TEST_F(ExtentFileTest, a_dead_process_leaves_a_file_that_is_counted_and_removed) {
@@ -203,13 +235,13 @@ TEST_F(ExtentFileTest, files_that_are_not_ours_are_left_alone) {
 TEST_F(ExtentFileTest, a_name_that_is_taken_is_passed_over) {
   // As after a restart that repeats process numbers: the next names of this process exist already.
   std::string taken;
-  { taken = ExtentFile(folder_, kExtent, 4, engine_).file().path.stem().string(); }
+  { taken = ExtentFile(folder_, kExtent, 4).file().path.stem().string(); }
   const std::size_t dash = taken.rfind('-');
   const int number = std::stoi(taken.substr(dash + 1));
   for (int next = number + 1; next <= number + 3; ++next) {
     std::ofstream(folder_ / (taken.substr(0, dash + 1) + std::to_string(next) + ".extents")) << "theirs";
   }
-  const ExtentFile file(folder_, kExtent, 4, engine_);
+  const ExtentFile file(folder_, kExtent, 4);
   EXPECT_EQ(file.file().path.filename().string(), taken.substr(0, dash + 1) + std::to_string(number + 4) + ".extents");
 }
 
@@ -219,11 +251,10 @@ TEST_F(ExtentFileTest, processes_that_start_at_once_never_remove_each_others_fil
   for (int i = 0; i < kProcesses; ++i) {
     const pid_t pid = ::fork();
     if (pid == 0) {
-      PosixEngine engine;
       for (int round = 0; round < kRounds; ++round) {
         try {
           if (!remove_dead_extent_files(folder_).empty()) ::_exit(2);
-          const ExtentFile file(folder_, kExtent, 4, engine);
+          const ExtentFile file(folder_, kExtent, 4);
           struct stat status {};
           if (::fstat(file.file().descriptor, &status) != 0 || status.st_nlink != 1) ::_exit(3);
         } catch (const Error& error) {

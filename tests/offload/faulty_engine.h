@@ -76,11 +76,11 @@ class FaultyEngine final : public IoEngine {
       };
       switch (fault) {
         case Fault::eio:
-          return fail(io_error(operation, EIO));
+          return fail(transfer_failed(operation, EIO));
         case Fault::enospc:
-          return fail(io_error(operation, ENOSPC));
+          return fail(transfer_failed(operation, ENOSPC));
         case Fault::short_transfer:
-          return fail(io_stopped_short(operation, operation.bytes / 2));
+          return fail(reads ? end_of_file(operation, operation.bytes / 2) : nothing_taken(operation, operation.bytes / 2));
         case Fault::flipped_bit:
           if (reads) {
             flips_.push_back(operation);

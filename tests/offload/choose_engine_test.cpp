@@ -1,0 +1,39 @@
+#include "offload/choose_engine.h"
+
+#include <cerrno>
+#include <string>
+#include <sys/syscall.h>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "offload/uring_engine.h"
+#include "tests/offload/refused_call.h"
+
+namespace terrace {
+namespace {
+
+TEST(ChooseEngine, takes_io_uring_where_it_is_available_and_threads_by_name) {
+  EXPECT_EQ(make_io_engine("auto")->name(), UringEngine::available() ? "io_uring" : "threads");
+  EXPECT_EQ(make_io_engine("threads")->name(), "threads");
+}
+
+TEST(ChooseEngine, falls_back_to_threads_only_if_the_choice_was_left_open) {
+  EXPECT_TRUE(holds_where_call_is_refused(SYS_io_uring_setup, EPERM, [] {
+    if (make_io_engine("auto")->name() != "threads") return false;
+    try {
+      make_io_engine("io_uring");
+      return false;
+    } catch (const ConfigError& error) {
+      return std::string(error.what()).find("is not available: opening a ring failed: Operation not permitted") !=
+             std::string::npos;
+    }
+  }));
+}
+
+TEST(ChooseEngine, refuses_other_names) {
+  for (const char* name : {"", "posix", "IO_URING"}) EXPECT_THROW(make_io_engine(name), ConfigError);
+}
+
+}  // namespace
+}  // namespace terrace

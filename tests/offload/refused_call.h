@@ -1,0 +1,44 @@
+/// Kernels that lack something, for tests of what we do then.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace terrace {
+
+/// Runs `check` in a forked child in which one system call always fails. True if it returned true.
+template <class Check>
+bool holds_where_call_is_refused(int call, int error_number, Check check) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto number = static_cast<std::uint32_t>(call);
+    const auto answer = SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error_number);
+    sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, answer),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program{4, filter};
+    if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+      std::perror("seccomp");
+      ::_exit(1);
+    }
+    try {
+      ::_exit(check() ? 0 : 1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(1);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace terrace
