@@ -110,9 +110,10 @@ void refuse_cuda(const Value& value) {
 }
 
 void refuse_moving_activations(const Value& value) {
-  for (const char* way : {"host", "nvme", "recompute"}) {
+  for (const char* way : {"host", "nvme"}) {
     if (value.is(way)) {
-      value.fail("found \"" + std::string(way) + "\", which is not supported yet; accepted: \"auto\", \"keep\"");
+      value.fail("found \"" + std::string(way) +
+                 "\", which is not supported yet; accepted: \"auto\", \"keep\", \"recompute\"");
     }
   }
 }
@@ -128,8 +129,8 @@ std::vector<Key> make_keys() {
       shares("placement.parameters", field(&Config::placement, &Config::Placement::parameters)),
       shares("placement.gradients", field(&Config::placement, &Config::Placement::gradients)),
       shares("placement.optimizer", field(&Config::placement, &Config::Placement::optimizer)),
-      choice("placement.activations", {"auto", "keep"}, field(&Config::placement, &Config::Placement::activations),
-             refuse_moving_activations),
+      choice("placement.activations", {"auto", "keep", "recompute"},
+             field(&Config::placement, &Config::Placement::activations), refuse_moving_activations),
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
       log_level_key(),
       choice("model.family", {"gpt"}, field(&Config::model, &Config::Model::family)),
