@@ -130,6 +130,7 @@ void RecomputedBlock::recompute() {
     const at::ThreadLocalStateGuard thread_state(thread_state_);
     const AutocastCacheOff no_cache;
     const GeneratorScope generator(generator_);
+    const BufferScope buffers(buffers_);
     const SavedTensorScope scope(collector);
     run_again();
   }

@@ -2,8 +2,8 @@
 ///
 /// Non-reentrant recompute, as in torch.utils.checkpoint with use_reentrant=False: the graph is that of the first
 /// run. Where it saved a tensor it holds a hook; the first hook that is unpacked runs the block's function again,
-/// with the random generator, autocast and other thread-local state of the first run, and collects what that run
-/// saves, in order. Each tensor is handed out once; what has been handed out and is asked for again, by another
+/// with the random generator, buffers, autocast and other thread-local state of the first run, and collects what that
+/// run saves, in order. Each tensor is handed out once; what has been handed out and is asked for again, by another
 /// backward through a retained graph, is made again. What was not handed out is dropped when the backward ends.
 ///
 /// A tensor that was handed out takes the place of the first one in its graph, so gradients of gradients are right.
@@ -18,6 +18,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 
+#include "integration/buffer_snapshots.h"
 #include "integration/generator_state.h"
 #include "integration/saved_tensors.h"
 #include "integration/tensor_record.h"
@@ -42,6 +43,9 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
   void depends_on(const at::Tensor& tensor) { read_.emplace_back(tensor); }
   /// The same for a managed parameter, of which it may hear many times during the first run.
   void depends_on_parameter(const at::Tensor& parameter);
+
+  /// Of the managed buffers that the first run writes.
+  BufferSnapshots& buffers() noexcept { return buffers_; }
 
   // SavedTensorSource, during the first run
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;
@@ -79,6 +83,7 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
 
   const at::ThreadLocalState thread_state_;
   const GeneratorState generator_ = GeneratorState::now();
+  BufferSnapshots buffers_;
   std::vector<TensorRecord> read_;
   std::vector<const c10::TensorImpl*> parameters_;  // those in read_
   std::vector<TensorRecord> saved_;                 // by the first run, in order

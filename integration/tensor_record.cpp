@@ -41,7 +41,7 @@ void TensorRecord::check_unchanged() const {
             "variable in question was changed in there or anywhere later. Good luck!";
   } else {
     text << " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-            "torch.autograd.set_detect_anomaly(True).";
+            "torch.autograd.set_detect_anomaly(True, check_nan=False).";
   }
   TORCH_CHECK(false, text.str());
 }

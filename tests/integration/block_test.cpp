@@ -364,6 +364,42 @@ TEST(Block, may_change_its_own_tensors_in_place) {
   });
 }
 
+namespace {
+
+/// Batch norm, whose statistics change with no declared write, and a buffer that is written and then read.
+struct Normalizing : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    scale.mul_(1.5);
+    return torch::tanh(norm(x)) * scale.clone() + torch::tanh(norm(x + 1));
+  }
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(width))};
+  at::Tensor scale = register_buffer("scale", torch::ones({1}));
+};
+
+}  // namespace
+
+TEST(Block, changes_buffers_once_and_sees_them_as_they_were) {
+  expect_the_same_everywhere(3, [](World& world) {
+    Normalizing model;
+    world.manage(model);
+    const at::Tensor x = input();
+    const auto forward = [&](const at::Tensor& value) {
+      ++world.runs;
+      return model.forward(value);
+    };
+    const at::Tensor first = block(forward, x);
+    const at::Tensor second = block(forward, x * 2);
+    first.pow(2).sum().backward();
+    second.pow(2).sum().backward();
+    block(forward, x).sum().backward();
+    Tensors results{copy_of(first), copy_of(second), copy_of(x.grad())};
+    for (const at::Tensor& buffer : model.buffers()) {
+      results.push_back(copy_of(buffer));
+    }
+    return results;
+  });
+}
+
 TEST(Block, runs_again_under_the_autocast_of_its_first_run) {
   expect_the_same_everywhere(2, [](World& world) {
     auto linear = world.linear();
