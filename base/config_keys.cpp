@@ -119,9 +119,10 @@ void refuse_cuda(const Value& value) {
 }
 
 void refuse_moving_activations(const Value& value) {
-  for (const char* way : {"host", "nvme", "recompute"}) {
+  for (const char* way : {"host", "nvme"}) {
     if (value.is(way)) {
-      value.fail("found \"" + std::string(way) + "\", which is not supported yet; accepted: \"auto\", \"keep\"");
+      value.fail("found \"" + std::string(way) +
+                 "\", which is not supported yet; accepted: \"auto\", \"keep\", \"recompute\"");
     }
   }
 }
@@ -139,8 +140,8 @@ std::vector<Key> make_keys() {
       shares("placement.parameters", field(&Config::placement, &Config::Placement::parameters)),
       shares("placement.gradients", field(&Config::placement, &Config::Placement::gradients)),
       shares("placement.optimizer", field(&Config::placement, &Config::Placement::optimizer)),
-      choice("placement.activations", {"auto", "keep"}, field(&Config::placement, &Config::Placement::activations),
-             refuse_moving_activations),
+      choice("placement.activations", {"auto", "keep", "recompute"},
+             field(&Config::placement, &Config::Placement::activations), refuse_moving_activations),
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),

@@ -2,19 +2,74 @@
 ///
 ///     x = terrace::block([layer](at::Tensor x) { return layer->forward(x); }, x);
 ///
-/// The function must depend on nothing that changes between forward and backward but its inputs and the
-/// parameters it uses. Without a session, and where the plan keeps activations, it is called straight
-/// through.
+/// Inputs and result may be of any type. Where `placement.activations` is "recompute", a session lives and a graph
+/// is recorded, the tensors that autograd saves within the block are not kept: backward runs the function again to
+/// get them. Everywhere else the function is called straight through. Results are the same either way; managed buffers
+/// that the function writes, as batch norm does, change once.
+///
+/// The function must depend on nothing that changes between forward and backward but its inputs and the parameters
+/// it uses, and draw random numbers from LibTorch's default generator only. It and its inputs are copied and live
+/// as long as the graph, and so must all that they point to. If an input or a managed parameter is changed in place
+/// before backward (as `step()` does), backward throws what LibTorch throws for a saved tensor that was changed. If
+/// the function saves other tensors when it runs again, backward throws LogicError.
+///
+/// A block called within another one is part of that one. Tensors in inputs that are structs are not looked for:
+/// only those that autograd saves are checked for changes.
 #pragma once
 
+#include <memory>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
+
+#include "integration/block_inputs.h"
+#include "integration/recomputed_block.h"
+
 namespace terrace {
+namespace block_detail {
+
+/// A call of `Function` on `Inputs`, as types that were forwarded.
+template <class Function, class... Inputs>
+class Call final : public RecomputedBlock {
+ public:
+  template <class GivenFunction>
+  explicit Call(GivenFunction&& function, const std::decay_t<Inputs>&... inputs)
+      : function_(std::forward<GivenFunction>(function)), inputs_(inputs...) {
+    for_each_tensor(inputs_, [this](const at::Tensor& tensor) { depends_on(tensor); });
+  }
+
+  decltype(auto) function() const { return as_given<Function>(function_); }
+
+ private:
+  void run_again() const override {
+    auto inputs = inputs_;
+    for_each_tensor(inputs,
+                    [](at::Tensor& tensor) { tensor = tensor.detach().requires_grad_(tensor.requires_grad()); });
+    std::apply([this](auto&... kept) { static_cast<void>(function()(as_given<Inputs>(kept)...)); }, inputs);
+  }
+
+  mutable std::decay_t<Function> function_;
+  std::tuple<std::decay_t<Inputs>...> inputs_;
+};
+
+}  // namespace block_detail
 
 /// Returns what `function(inputs...)` returns.
 template <class Function, class... Inputs>
 auto block(Function&& function, Inputs&&... inputs) {
-  return std::forward<Function>(function)(std::forward<Inputs>(inputs)...);
+  static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...),
+                "a block's inputs are copied, so that it can run again");
+  static_assert((block_detail::owns_its_elements<std::decay_t<Inputs>> && ...),
+                "a block's inputs outlive the call: pass a vector or a string, not a view of one");
+  if (!RecomputedBlock::is_wanted()) {
+    return std::forward<Function>(function)(std::forward<Inputs>(inputs)...);
+  }
+  const auto call =
+      std::make_shared<block_detail::Call<Function, Inputs...>>(std::forward<Function>(function), inputs...);
+  const RecomputedBlock::Recording recording(*call);
+  return call->function()(std::forward<Inputs>(inputs)...);
 }
 
 }  // namespace terrace

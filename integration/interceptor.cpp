@@ -1,6 +1,7 @@
 #include "integration/interceptor.h"
 
 #include <atomic>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -8,7 +9,9 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 
+#include "integration/buffer_snapshots.h"
 #include "integration/pause.h"
+#include "integration/recomputed_block.h"
 
 namespace terrace {
 namespace {
@@ -18,7 +21,8 @@ std::atomic<OpPinner*> attached{nullptr};
 /// What of an op matters here.
 struct OpTraits {
   bool touches_bytes = false;
-  std::vector<bool> writes;  // by argument
+  std::vector<bool> writes;    // by argument
+  bool writes_unsaid = false;  // running statistics change, though the schema does not say so
 };
 
 bool writes_through(const c10::AliasInfo* alias) {
@@ -53,6 +57,7 @@ OpTraits traits_of(const c10::OperatorHandle& op) {
     }
   }
   traits.touches_bytes = true;
+  traits.writes_unsaid = op.schema().name().find("batch_norm") != std::string::npos;
   for (const c10::Argument& argument : op.schema().arguments()) {
     traits.writes.push_back(writes_through(argument.alias_info()));
   }
@@ -111,10 +116,28 @@ std::uint64_t shapes_of_ordinary_tensors(c10::ArrayRef<const c10::IValue> inputs
   return hash;
 }
 
+/// Tells the block that runs for the first time of the buffers that an op may write.
+void note_written_buffers(const at::RecordFunction& function, RecomputedBlock& block) {
+  const OpTraits* traits = find_traits(function);
+  if (traits == nullptr || !traits->touches_bytes) {
+    return;
+  }
+  const auto inputs = function.inputs();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const bool written = traits->writes_unsaid || (i < traits->writes.size() && traits->writes[i]);
+    if (written && inputs[i].isTensor() && is_managed_buffer(inputs[i].toTensor())) {
+      block.buffers().before_write(inputs[i].toTensor());
+    }
+  }
+}
+
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
   OpPinner* pinner = attached.load(std::memory_order_acquire);
   if (pinner == nullptr || Pause::active()) {
     return nullptr;
+  }
+  if (RecomputedBlock* const block = RecomputedBlock::recording()) {
+    note_written_buffers(function, *block);
   }
   Found found;
   const auto inputs = function.inputs();

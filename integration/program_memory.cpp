@@ -130,6 +130,13 @@ std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& da
   return header->source.get() == &source ? header->bytes : 0;
 }
 
+std::optional<Kind> kind_of(const c10::DataPtr& data) noexcept {
+  if (data.get_deleter() != &free_block || data.get_context() == nullptr) {
+    return std::nullopt;
+  }
+  return header_of(data.get_context())->kind;
+}
+
 c10::DataPtr allocate_ordinary(std::uint64_t bytes) { return installed_allocator().previous().allocate(bytes); }
 
 }  // namespace terrace

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include <c10/core/Allocator.h>
 
@@ -43,6 +44,8 @@ void detach_program_memory() noexcept;
 c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind);
 /// What `source` has counted for the block behind `data`; 0 if it is not one of its blocks.
 std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept;
+/// What the block behind `data` is counted as; nothing if no source gave it.
+std::optional<Kind> kind_of(const c10::DataPtr& data) noexcept;
 /// An ordinary block of LibTorch's previous allocator.
 c10::DataPtr allocate_ordinary(std::uint64_t bytes);
 

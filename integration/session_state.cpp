@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "integration/recomputed_block.h"
+#include "integration/saved_tensors.h"
 
 namespace terrace {
 namespace {
@@ -51,13 +53,16 @@ SessionState::SessionState(const Config& config)
       updates_(std::make_unique<UpdateQueue>(memory_.stream(), a_core_is_free())),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_)) {
   set_log_level(config.log.level);
+  install_saved_tensor_hooks();
   attach_program_memory(*this);
   attach_interceptor(*this);
+  RecomputedBlock::plan(config.placement.activations == "recompute");
 }
 
 SessionState::~SessionState() = default;
 
 void SessionState::close() noexcept {
+  RecomputedBlock::plan(false);
   detach_interceptor();
   detach_program_memory();
   gradients_->close();
@@ -127,6 +132,13 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     for (const OpOperand& operand : operands) {
       accesses.push_back(
           {operand.storage->chunk(), Tier::device, operand.writes ? AccessMode::write : AccessMode::read});
+    }
+    if (RecomputedBlock* const block = RecomputedBlock::recording()) {
+      for (const OpOperand& operand : operands) {
+        if (const auto found = by_storage_.find(operand.storage); found != by_storage_.end()) {
+          block->depends_on_parameter(found->second->tensor);
+        }
+      }
     }
     return std::make_unique<OpPins>(registry_, memory_.stream().acquire({accesses.data(), accesses.size()}), operands);
   } catch (const std::exception& error) {

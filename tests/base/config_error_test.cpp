@@ -122,17 +122,18 @@ TEST(Config, other_choices_are_refused_with_those_there_are) {
   EXPECT_NE(parse_error("data.tokenizer = 'bpe'").find("accepted: \"bytes\""), std::string::npos);
   EXPECT_NE(parse_error("log.level = 'loud'").find("accepted: \"trace\", \"debug\""), std::string::npos);
   EXPECT_NE(parse_error("placement.parameters = 'host'").find("accepted: \"auto\", or shares"), std::string::npos);
-  EXPECT_NE(parse_error("placement.activations = 'drop'").find("accepted: \"auto\", \"keep\""), std::string::npos);
+  EXPECT_NE(parse_error("placement.activations = 'drop'").find("accepted: \"auto\", \"keep\", \"recompute\""),
+            std::string::npos);
 }
 
 TEST(Config, what_is_not_supported_yet_is_refused_and_says_so) {
   EXPECT_EQ(parse_error("device.kind = 'cuda'"),
             "t.toml:1: device.kind: found \"cuda\", but this build has no CUDA device; accepted: \"auto\", "
             "\"emulated\"");
-  for (const char* way : {"host", "nvme", "recompute"}) {
+  for (const char* way : {"host", "nvme"}) {
     EXPECT_EQ(parse_error("placement.activations = '" + std::string(way) + "'"),
               "t.toml:1: placement.activations: found \"" + std::string(way) +
-                  "\", which is not supported yet; accepted: \"auto\", \"keep\"");
+                  "\", which is not supported yet; accepted: \"auto\", \"keep\", \"recompute\"");
   }
 }
 

@@ -30,7 +30,7 @@ memory = "100GB"
 parameters = { device = 0.25, host = 0.75 }
 gradients = { host = 1 }
 optimizer = { host = 0.5, nvme = 0.5 }
-activations = "keep"
+activations = "recompute"
 chunk = "2MiB"
 [log]
 level = "debug"
@@ -60,7 +60,7 @@ Config every_key() {
   config.device = {"emulated", 64ULL << 20, 48ULL << 20};
   config.host = {3ULL << 29};
   config.nvme = {{"/data/a", "relative/b"}, 100'000'000'000};
-  config.placement = {Config::Shares{0.25, 0.75, 0}, Config::Shares{0, 1, 0}, Config::Shares{0, 0.5, 0.5}, "keep",
+  config.placement = {Config::Shares{0.25, 0.75, 0}, Config::Shares{0, 1, 0}, Config::Shares{0, 0.5, 0.5}, "recompute",
                       2ULL << 20};
   config.log = {LogLevel::debug};
   config.model = {"gpt", 12, 6, 384, 128, "bfloat16"};

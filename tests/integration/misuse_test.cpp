@@ -371,7 +371,7 @@ TEST(Misuse, bytes_that_are_damaged_at_the_end_leave_their_parameters_guarded) {
   expect_logic_error(HasSubstr("left over"), [&] { next.manage(*model); });
 }
 
-TEST(Misuse, damage_that_the_update_meets_reaches_the_caller_of_step) {
+TEST(Misuse, damage_that_the_update_meets_reaches_the_program) {
   const TemporaryFolder folder;
   Session session(on_nvme(folder));
   Mlp model(8);
@@ -385,7 +385,11 @@ TEST(Misuse, damage_that_the_update_meets_reaches_the_caller_of_step) {
     }
   }
   damage_store(folder.path());
-  EXPECT_THROW(optimizer.step(), CorruptData);
+  optimizer.step();  // queues the update
+  EXPECT_THROW(session.synchronize(), CorruptData);
+  EXPECT_THROW(optimizer.step(), CorruptData) << "and from now on";
+  EXPECT_THROW(model.forward(batch()), c10::Error);
+  EXPECT_TRUE(session.last_error());
 }
 
 }  // namespace terrace::testing

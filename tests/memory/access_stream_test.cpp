@@ -348,8 +348,8 @@ TEST_F(AccessStreamTest, who_waits_is_served_while_another_threads_transfer_is_s
   const std::uint64_t written = world.engine.seen(IoOperation::Direction::write);
   world.engine.hold_writes();
   auto large = std::async(std::launch::async, [&] { world.stream.allocate(2 * granule, Kind::activation); });
-  auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::activation); });
   while (world.engine.seen(IoOperation::Direction::write) < written + 2) std::this_thread::yield();
+  auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::activation); });
   world.engine.let_through(1);
   const auto left = [&](ChunkId chunk) { return world.state(chunk, device) == CopyState::absent; };
   while (!left(first) && !left(second)) std::this_thread::yield();

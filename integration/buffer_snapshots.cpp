@@ -1,0 +1,59 @@
+#include "integration/buffer_snapshots.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "integration/program_memory.h"
+
+namespace terrace {
+namespace {
+
+std::vector<std::byte> bytes_of(const c10::Storage& storage) {
+  const auto* data = static_cast<const std::byte*>(storage.data());
+  return {data, data + storage.nbytes()};
+}
+
+/// A buffer that was resized in between keeps what it holds.
+void set_bytes(const c10::Storage& storage, const std::vector<std::byte>& bytes) noexcept {
+  if (!bytes.empty() && storage.nbytes() == bytes.size()) {
+    std::memcpy(storage.mutable_data(), bytes.data(), bytes.size());
+  }
+}
+
+}  // namespace
+
+bool is_managed_buffer(const at::Tensor& tensor) noexcept {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return false;
+  }
+  // With checks, the pointer of a managed parameter throws.
+  return kind_of(tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()) == Kind::buffer;
+}
+
+void BufferSnapshots::before_write(const at::Tensor& buffer) {
+  const c10::Storage& storage = buffer.storage();
+  const bool known = std::any_of(snapshots_.begin(), snapshots_.end(), [&](const Snapshot& snapshot) {
+    return snapshot.storage.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+  });
+  if (!known) {
+    snapshots_.push_back({storage, bytes_of(storage)});
+  }
+}
+
+BufferScope::BufferScope(const BufferSnapshots& snapshots) {
+  for (const auto& [storage, bytes] : snapshots.snapshots_) {
+    now_.push_back({storage, bytes_of(storage)});
+  }
+  for (const auto& [storage, bytes] : snapshots.snapshots_) {
+    set_bytes(storage, bytes);
+  }
+}
+
+BufferScope::~BufferScope() {
+  for (const auto& [storage, bytes] : now_) {
+    set_bytes(storage, bytes);
+  }
+}
+
+}  // namespace terrace

@@ -1,0 +1,168 @@
+#include "integration/recomputed_block.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include "base/error.h"
+#include "integration/pause.h"
+
+namespace terrace {
+namespace {
+
+std::atomic<bool> planned{false};
+
+/// A cast that is cached would outlive the recompute, and be found after the parameter has changed.
+class AutocastCacheOff {
+ public:
+  AutocastCacheOff() : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~AutocastCacheOff() { at::autocast::set_autocast_cache_enabled(before_); }
+  AutocastCacheOff(const AutocastCacheOff&) = delete;
+  AutocastCacheOff& operator=(const AutocastCacheOff&) = delete;
+
+ private:
+  const bool before_;
+};
+
+[[noreturn]] void fail_as_not_deterministic(const std::string& difference) {
+  throw LogicError("block: the function did not do the same when it was run again for backward: " + difference,
+                   "a block's function must be deterministic: it may depend only on its inputs, its parameters and "
+                   "LibTorch's default generator; or set placement.activations = \"keep\"");
+}
+
+}  // namespace
+
+/// Stands where the first run saved a tensor.
+class RecomputedBlock::Dropped final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Dropped(std::shared_ptr<RecomputedBlock> block) : block_(std::move(block)) {}
+  void call_pack_hook(const at::Tensor& tensor) override { index_ = block_->drop(tensor); }
+  at::Tensor call_unpack_hook() override { return block_->unpack(index_); }
+
+ private:
+  const std::shared_ptr<RecomputedBlock> block_;
+  std::size_t index_ = 0;
+};
+
+/// Gathers what a later run saves.
+class RecomputedBlock::Collector final : public SavedTensorSource {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return std::make_unique<Kept>(tensors); }
+
+  std::vector<at::Tensor> tensors;
+
+ private:
+  class Kept final : public torch::autograd::SavedVariableHooks {
+   public:
+    explicit Kept(std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      tensor_ = tensor.tensor_data();
+      tensors_.push_back(tensor_);
+    }
+    at::Tensor call_unpack_hook() override { return tensor_; }  // by a backward within the block's function
+
+   private:
+    std::vector<at::Tensor>& tensors_;  // packing happens during the run
+    at::Tensor tensor_;
+  };
+};
+
+RecomputedBlock::Recording::Recording(RecomputedBlock& block) noexcept : block_(block), scope_(block) {
+  recording_ = &block;
+}
+
+RecomputedBlock::Recording::~Recording() {
+  recording_ = nullptr;  // a block within a block does not record
+  block_.first_run_is_over_ = true;
+}
+
+RecomputedBlock::RecomputedBlock() = default;
+
+bool RecomputedBlock::is_wanted() noexcept {
+  return planned.load(std::memory_order_relaxed) && at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         SavedTensorScope::current() == nullptr && !Pause::active();
+}
+
+void RecomputedBlock::plan(bool recompute) noexcept { planned.store(recompute, std::memory_order_relaxed); }
+
+void RecomputedBlock::depends_on_parameter(const at::Tensor& parameter) {
+  const auto* impl = parameter.unsafeGetTensorImpl();
+  if (std::find(parameters_.begin(), parameters_.end(), impl) == parameters_.end()) {
+    parameters_.push_back(impl);
+    depends_on(parameter);
+  }
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> RecomputedBlock::hooks() {
+  return std::make_unique<Dropped>(shared_from_this());
+}
+
+std::size_t RecomputedBlock::drop(const at::Tensor& tensor) {
+  saved_.emplace_back(tensor);
+  return saved_.size() - 1;
+}
+
+at::Tensor RecomputedBlock::unpack(std::size_t index) {
+  saved_[index].check_unchanged();
+  const std::scoped_lock lock(mutex_);
+  if (index >= again_.size() || !again_[index].defined()) {
+    recompute();
+    forget_when_backward_ends();
+  }
+  return std::exchange(again_[index], at::Tensor());
+}
+
+void RecomputedBlock::recompute() {
+  for (const TensorRecord& record : read_) {
+    record.check_unchanged();
+  }
+  again_.clear();
+  Collector collector;
+  {
+    const at::ThreadLocalStateGuard thread_state(thread_state_);
+    const AutocastCacheOff no_cache;
+    const GeneratorScope generator(generator_);
+    const BufferScope buffers(buffers_);
+    const SavedTensorScope scope(collector);
+    run_again();
+  }
+  check_same(collector.tensors);
+  again_ = std::move(collector.tensors);
+}
+
+void RecomputedBlock::check_same(const std::vector<at::Tensor>& again) const {
+  // A backward within the function asks during the first run for what was saved so far.
+  if (first_run_is_over_ ? again.size() != saved_.size() : again.size() < saved_.size()) {
+    fail_as_not_deterministic("it saved " + std::to_string(again.size()) + " tensors, and " +
+                              std::to_string(saved_.size()) + " at first");
+  }
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    if (!saved_[i].matches(again[i])) {
+      fail_as_not_deterministic("saved tensor " + std::to_string(i) + " is a " + describe(again[i]) + ", and was a " +
+                                saved_[i].description() + " at first");
+    }
+  }
+}
+
+/// A backward that leaves out part of the graph does not ask for all.
+void RecomputedBlock::forget_when_backward_ends() {
+  if (torch::autograd::get_current_graph_task_id() == -1) {
+    return;  // asked for outside of a backward
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto block = weak.lock()) {
+      const std::scoped_lock lock(block->mutex_);
+      block->again_.clear();
+    }
+  });
+}
+
+}  // namespace terrace

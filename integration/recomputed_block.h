@@ -1,0 +1,96 @@
+/// One call of a block whose saved tensors are dropped, and made again when backward asks for them.
+///
+/// Non-reentrant recompute, as in torch.utils.checkpoint with use_reentrant=False: the graph is that of the first
+/// run. Where it saved a tensor it holds a hook; the first hook that is unpacked runs the block's function again,
+/// with the random generator, buffers, autocast and other thread-local state of the first run, and collects what that
+/// run saves, in order. Each tensor is handed out once; what has been handed out and is asked for again, by another
+/// backward through a retained graph, is made again. What was not handed out is dropped when the backward ends.
+///
+/// A tensor that was handed out takes the place of the first one in its graph, so gradients of gradients are right.
+///
+/// Threads: the first run records on its own thread; hooks may be unpacked on any.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+
+#include "integration/buffer_snapshots.h"
+#include "integration/generator_state.h"
+#include "integration/saved_tensors.h"
+#include "integration/tensor_record.h"
+
+namespace terrace {
+
+class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from_this<RecomputedBlock> {
+ public:
+  /// Whether a block that is called now, on this thread, is to be recomputed: the plan says so, a graph is recorded,
+  /// and it is not part of another block.
+  static bool is_wanted() noexcept;
+  /// What the plan says from now on.
+  static void plan(bool recompute) noexcept;
+
+  /// The block whose first run is under way on this thread, or null.
+  static RecomputedBlock* recording() noexcept { return recording_; }
+
+  RecomputedBlock(const RecomputedBlock&) = delete;
+  RecomputedBlock& operator=(const RecomputedBlock&) = delete;
+
+  /// A tensor from outside that the first run reads: it must be unchanged when the block runs again.
+  void depends_on(const at::Tensor& tensor) { read_.emplace_back(tensor); }
+  /// The same for a managed parameter, of which it may hear many times during the first run.
+  void depends_on_parameter(const at::Tensor& parameter);
+
+  /// Of the managed buffers that the first run writes.
+  BufferSnapshots& buffers() noexcept { return buffers_; }
+
+  // SavedTensorSource, during the first run
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;
+
+  /// Around the first run.
+  class Recording {
+   public:
+    explicit Recording(RecomputedBlock& block) noexcept;
+    ~Recording();
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+
+   private:
+    RecomputedBlock& block_;
+    const SavedTensorScope scope_;
+  };
+
+ protected:
+  RecomputedBlock();
+
+  /// Calls the function on detached inputs and drops what it returns.
+  virtual void run_again() const = 0;
+
+ private:
+  class Dropped;
+  class Collector;
+
+  static inline thread_local RecomputedBlock* recording_ = nullptr;
+
+  std::size_t drop(const at::Tensor& tensor);
+  at::Tensor unpack(std::size_t index);
+  void recompute();
+  void check_same(const std::vector<at::Tensor>& again) const;
+  void forget_when_backward_ends();
+
+  const at::ThreadLocalState thread_state_;
+  const GeneratorState generator_ = GeneratorState::now();
+  BufferSnapshots buffers_;
+  std::vector<TensorRecord> read_;
+  std::vector<const c10::TensorImpl*> parameters_;  // those in read_
+  std::vector<TensorRecord> saved_;                 // by the first run, in order
+  bool first_run_is_over_ = false;
+
+  std::mutex mutex_;               // held while the block runs again: others wait for the same tensors
+  std::vector<at::Tensor> again_;  // as saved_; undefined where handed out
+};
+
+}  // namespace terrace
