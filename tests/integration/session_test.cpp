@@ -465,14 +465,15 @@ TEST(Session, frozen_parameters_have_no_gradient_and_no_state_and_never_leave_th
   };
   step();
   const MemoryUsage first = world.session->memory_usage();
-  for (int i = 0; i < 3; ++i) {
+  constexpr int steps = 10;
+  for (int i = 0; i < steps; ++i) {
     step();
   }
   const MemoryUsage last = world.session->memory_usage();
   EXPECT_EQ(last.moved(Link::device_to_host, Kind::parameter), 0u);
-  // What is written to NVMe step by step is the adapter's.
+  // What is written to NVMe step by step is the adapter's; what came before the first look may be on its way still.
   EXPECT_LE(last.moved(Link::host_to_nvme, Kind::parameter) - first.moved(Link::host_to_nvme, Kind::parameter),
-            3 * chunk_bytes);
+            (steps + 3) * chunk_bytes);
   EXPECT_GT(last.moved(Link::host_to_device, Kind::parameter), first.moved(Link::host_to_device, Kind::parameter));
   for (const Kind kind : {Kind::gradient, Kind::momentum, Kind::variance}) {
     for (const Tier tier : all_tiers) {
