@@ -423,12 +423,12 @@ bool TransferService::Shared::begin(const Block& block) {
     if (job.prepared) {
       return true;
     }
+    job.started_ns = monotonic_ns();
   }
   // Blocks begin on the thread of their first link, one after the other: the first of them readies the job. Those
   // that are on the second link already have been through here.
   job.places = job.request.prepare();
   const std::lock_guard lock(mutex);
-  job.started_ns = monotonic_ns();
   job.prepared = true;
   return true;
 }
