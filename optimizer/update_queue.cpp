@@ -123,7 +123,10 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock) {
       continue;
     }
     states_[item] = State::running;
-    run_alone(lock, [&] { job_->update(item); });
+    run_alone(lock, [&] {
+      job_->update(item);
+      job_->drop(item);
+    });
     end_item(item, lock);
   }
 }
@@ -172,7 +175,6 @@ void UpdateQueue::end_item(std::size_t item, const Lock&) {
   }
   anything_owed_.store(--left_ > 0, std::memory_order_release);
   stream_.set_update_queued(changed, false);
-  job_->drop(item);
 }
 
 }  // namespace terrace
