@@ -113,8 +113,10 @@ void UpdateQueue::work_in_background() {
 }
 
 void UpdateQueue::resolve(std::size_t item, Lock& lock) {
+  const UpdateTicket job = job_;
   resolve_norm(lock);
-  while (states_[item] != State::done) {
+  // Where another job has taken its place meanwhile, this one is finished.
+  while (job == job_ && states_[item] != State::done) {
     if (error_) {
       std::rethrow_exception(error_);
     }
