@@ -171,9 +171,15 @@ struct TransferService::Shared {
 class TransferService::CopyWorker {
  public:
   CopyWorker(Shared& shared, Link link) : shared_(shared), link_(link), thread_([this] { work(); }) {}
-  ~CopyWorker() { thread_.join(); }
+  ~CopyWorker() { join(); }
   CopyWorker(const CopyWorker&) = delete;
   CopyWorker& operator=(const CopyWorker&) = delete;
+
+  void join() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
 
  private:
   struct Copying {
@@ -267,11 +273,17 @@ class TransferService::NvmeWorker {
  public:
   NvmeWorker(Shared& shared, Link link, std::unique_ptr<IoQueue> io)
       : shared_(shared), link_(link), io_(std::move(io)), thread_([this] { work(); }) {}
-  ~NvmeWorker() { thread_.join(); }
+  ~NvmeWorker() { join(); }
   NvmeWorker(const NvmeWorker&) = delete;
   NvmeWorker& operator=(const NvmeWorker&) = delete;
 
   void wake() noexcept { io_->wake(); }
+
+  void join() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
 
  private:
   void work() {
@@ -412,32 +424,36 @@ bool TransferService::Shared::begin(const Block& block) {
     if (job.prepared) {
       return true;
     }
+    job.started_ns = monotonic_ns();
   }
   // Blocks begin on the thread of their first link, one after the other: the first of them readies the job. Those
   // that are on the second link already have been through here.
   job.places = job.request.prepare();
   const std::lock_guard lock(mutex);
-  job.started_ns = monotonic_ns();
   job.prepared = true;
   return true;
 }
 
 void TransferService::Shared::end(Block block, std::exception_ptr error) {
   Job& job = *block.job;
-  if (block.staging != nullptr) {
-    staging_of(job.route.first).give_back(block.staging);
-    wake(job.route.first);
-  }
+  bool last = false;
   {
+    // The staging goes back under the lock, as the thread of the first link looks for one and falls asleep under it.
     const std::lock_guard lock(mutex);
+    if (block.staging != nullptr) {
+      staging_of(job.route.first).give_back(block.staging);
+    }
     if (error && !job.error) {
       job.error = std::move(error);
     }
-    if (--job.blocks_left > 0) {
-      return;
-    }
+    last = --job.blocks_left == 0;
   }
-  finish(job);
+  if (block.staging != nullptr) {
+    wake(job.route.first);
+  }
+  if (last) {
+    finish(job);
+  }
 }
 
 void TransferService::Shared::finish(Job& job) {
@@ -505,9 +521,14 @@ TransferService::~TransferService() {
   for (const Link link : all_links) {
     shared_->wake(link);
   }
+  // All of them before any of them goes: the last thing that one does may be to wake another.
   for (const Link link : all_links) {
-    shared_->copiers[index_of(link)].reset();
-    shared_->movers[index_of(link)].reset();
+    if (shared_->copiers[index_of(link)]) {
+      shared_->copiers[index_of(link)]->join();
+    }
+    if (shared_->movers[index_of(link)]) {
+      shared_->movers[index_of(link)]->join();
+    }
   }
 }
 

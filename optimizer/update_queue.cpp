@@ -113,8 +113,10 @@ void UpdateQueue::work_in_background() {
 }
 
 void UpdateQueue::resolve(std::size_t item, Lock& lock) {
+  const UpdateTicket job = job_;
   resolve_norm(lock);
-  while (states_[item] != State::done) {
+  // Where another job has taken its place meanwhile, this one is finished.
+  while (job == job_ && states_[item] != State::done) {
     if (error_) {
       std::rethrow_exception(error_);
     }
@@ -123,7 +125,10 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock) {
       continue;
     }
     states_[item] = State::running;
-    run_alone(lock, [&] { job_->update(item); });
+    run_alone(lock, [&] {
+      job_->update(item);
+      job_->drop(item);
+    });
     end_item(item, lock);
   }
 }
@@ -172,7 +177,6 @@ void UpdateQueue::end_item(std::size_t item, const Lock&) {
   }
   anything_owed_.store(--left_ > 0, std::memory_order_release);
   stream_.set_update_queued(changed, false);
-  job_->drop(item);
 }
 
 }  // namespace terrace

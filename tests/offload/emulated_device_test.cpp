@@ -1,6 +1,7 @@
 #include "offload/emulated_device.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -163,6 +164,72 @@ TEST_F(EmulatedDeviceTest, threads_keep_their_own_bytes_and_give_all_of_them_bac
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(changed);
   EXPECT_EQ(device_.budget().used(), 0u);
+}
+
+/// A few bytes on a device behind a link of some speed.
+struct Linked {
+  explicit Linked(LinkSpeed speed) : emulated(capacity, speed) {}
+
+  EmulatedDevice emulated;
+  Device& device = emulated;
+  std::array<std::byte, 1000> on_device{};
+  std::array<std::byte, 1000> on_host{};
+
+  Fence copy_in(std::uint64_t bytes, Fence after = {}) {
+    return device.copy_in(on_device.data(), on_host.data(), bytes, after);
+  }
+  Fence copy_out(std::uint64_t bytes, Fence after = {}) {
+    return device.copy_out(on_host.data(), on_device.data(), bytes, after);
+  }
+};
+
+constexpr LinkSpeed a_byte_a_second{.bytes_per_second = 1};
+
+TEST(EmulatedDeviceFences, without_a_speed_all_are_reached_at_once) {
+  Linked world({});
+  EXPECT_TRUE(world.device.reached({}));
+  EXPECT_TRUE(world.device.reached(world.device.computation()));
+  EXPECT_TRUE(world.device.reached(world.copy_in(1000)));
+  EXPECT_TRUE(world.device.reached(world.copy_out(1000)));
+  EXPECT_TRUE(world.device.reached(world.device.fill_zero(world.on_device.data(), 1000)));
+}
+
+TEST(EmulatedDeviceFences, behind_a_slow_link_a_copy_is_not_there_yet) {
+  Linked world(a_byte_a_second);
+  EXPECT_FALSE(world.device.reached(world.copy_in(1000)));
+  EXPECT_FALSE(world.device.reached(world.copy_out(1000)));
+}
+
+TEST(EmulatedDeviceFences, of_one_direction_follow_each_other_and_directions_do_not_wait_for_each_other) {
+  Linked world(a_byte_a_second);
+  const Fence in = world.copy_in(1000);
+  const Fence out = world.copy_out(1);
+  EXPECT_LT(out, in);
+  EXPECT_GT(world.copy_in(1), in);
+  EXPECT_GT(world.copy_out(1), out);
+}
+
+TEST(EmulatedDeviceFences, zeroing_crosses_no_link) {
+  Linked world(a_byte_a_second);
+  world.copy_in(1000);
+  EXPECT_TRUE(world.device.reached(world.device.fill_zero(world.on_device.data(), 1000)));
+}
+
+TEST(EmulatedDeviceFences, are_reached_once_waited_for) {
+  Linked world({.bytes_per_second = 1'000'000, .latency_ns = 1000});
+  const Fence first = world.copy_in(1000);
+  const Fence second = world.copy_in(1000);
+  world.device.wait(second);
+  EXPECT_TRUE(world.device.reached(first));
+  EXPECT_TRUE(world.device.reached(second));
+}
+
+TEST(EmulatedDeviceFences, a_copy_starts_after_the_fence_it_is_given) {
+  Linked world({.bytes_per_second = 1'000'000});
+  const Fence in = world.copy_in(1000);
+  const Fence out = world.copy_out(1000, in);
+  EXPECT_TRUE(world.device.reached(in));
+  EXPECT_GT(out, in);
 }
 
 }  // namespace

@@ -1,0 +1,562 @@
+#include "optimizer/update_queue.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "optimizer/gradient_norm.h"
+#include "tests/memory/stream_world.h"
+#include "tests/optimizer/random_state.h"
+
+namespace terrace {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr std::size_t granule = 4096;
+constexpr StreamSizes roomy{
+    .granule_bytes = granule, .device_bytes = 1 << 20, .host_bytes = 256 * granule, .nvme_extents = 256};
+/// The host holds no more than a set or two.
+constexpr StreamSizes scarce{
+    .granule_bytes = granule, .device_bytes = 1 << 20, .host_bytes = 16 * granule, .nvme_extents = 256};
+
+/// A set of chunks, and beside it plain arrays of what they should hold. It has two parameters.
+struct TestSet {
+  TestSet(std::uint32_t the_index, bool the_is_bf16)
+      : index(the_index),
+        is_bf16(the_is_bf16),
+        elements(the_is_bf16 ? 3000 : 1500),
+        fp32(is_bf16 ? 0 : elements, the_index),
+        bf16(is_bf16 ? elements : 0, the_index) {}
+
+  using Bytes = std::span<std::byte>;
+  template <class T>
+  static Bytes bytes_of(std::vector<T>& values) {
+    return std::as_writable_bytes(std::span(values));
+  }
+  Bytes parameter() { return is_bf16 ? bytes_of(bf16.parameter) : bytes_of(fp32.parameter); }
+  Bytes gradient() { return is_bf16 ? bytes_of(bf16_gradient) : bytes_of(fp32_gradient); }
+  /// What an update changes.
+  std::vector<std::pair<ChunkId, Bytes>> state() {
+    std::vector<std::pair<ChunkId, Bytes>> all{
+        {chunks.parameter, parameter()},
+        {chunks.momentum.value(), is_bf16 ? bytes_of(bf16.momentum) : bytes_of(fp32.momentum)},
+        {chunks.variance.value(), is_bf16 ? bytes_of(bf16.variance) : bytes_of(fp32.variance)}};
+    if (is_bf16) all.emplace_back(chunks.master.value(), bytes_of(bf16.master));
+    return all;
+  }
+  /// Where the two parameters begin and end.
+  std::array<std::pair<std::size_t, std::size_t>, 2> runs() const { return {{{0, 1000}, {1000, elements}}}; }
+  AdamWOptions options() const {
+    return {.learning_rate = 1e-2 * (index + 1),
+            .beta1 = 0.9,
+            .beta2 = 0.999,
+            .epsilon = 1e-8,
+            .weight_decay = 0.1 * index};
+  }
+
+  const std::uint32_t index;
+  const bool is_bf16;
+  const std::size_t elements;
+  ChunkSet chunks;
+  FloatState fp32;
+  Bfloat16State bf16;
+  FloatState::Gradient fp32_gradient;
+  Bfloat16State::Gradient bf16_gradient;
+};
+
+class UpdateWorld {
+ public:
+  explicit UpdateWorld(const StreamSizes& sizes, Tier the_home = Tier::host) : world(sizes), home(the_home) {}
+
+  TestSet& add_set(bool is_bf16) {
+    TestSet& set = sets.emplace_back(static_cast<std::uint32_t>(sets.size()), is_bf16);
+    const auto add = [&](Kind kind, std::size_t element_bytes) {
+      return world.stream.add_chunk(kind, set.index, set.elements * element_bytes, home);
+    };
+    const std::size_t element_bytes = is_bf16 ? 2 : 4;
+    set.chunks.parameter = add(Kind::parameter, element_bytes);
+    set.chunks.gradient = add(Kind::gradient, element_bytes);
+    if (is_bf16) set.chunks.master = add(Kind::master, 4);
+    set.chunks.momentum = add(Kind::momentum, 4);
+    set.chunks.variance = add(Kind::variance, 4);
+    for (const auto& [chunk, bytes] : set.state()) write(chunk, bytes);
+    write_gradient(set);
+    return set;
+  }
+  /// In fp32 and bf16, by turns.
+  void add_sets(int count) {
+    for (int i = 0; i < count; ++i) add_set(i % 2 == 1);
+  }
+
+  void write(ChunkId chunk, std::span<std::byte> bytes) {
+    const Pin pin = world.acquire(chunk, Tier::host, AccessMode::write);
+    for_each_part(pin, 0, Tier::host, bytes.size(), [&](std::byte* at, std::uint64_t offset, std::uint64_t length) {
+      std::memcpy(at, bytes.data() + offset, length);
+    });
+  }
+  bool holds(ChunkId chunk, std::span<const std::byte> bytes, AccessOrigin origin = AccessOrigin::program) {
+    const Access access{chunk, Tier::host, AccessMode::read};
+    const Pin pin = world.stream.acquire({&access, 1}, origin);
+    bool same = true;
+    for_each_part(pin, 0, Tier::host, bytes.size(), [&](std::byte* at, std::uint64_t offset, std::uint64_t length) {
+      same = same && std::memcmp(at, bytes.data() + offset, length) == 0;
+    });
+    return same;
+  }
+  /// Whether the set is as its arrays are. By accesses of prior work: without asking for its update.
+  bool is_current(TestSet& set, AccessOrigin origin = AccessOrigin::prior_work) {
+    for (const auto& [chunk, bytes] : set.state()) {
+      if (!holds(chunk, bytes, origin)) return false;
+    }
+    return true;
+  }
+  std::vector<std::uint32_t> current() {
+    std::vector<std::uint32_t> indices;
+    for (TestSet& set : sets) {
+      if (is_current(set)) indices.push_back(set.index);
+    }
+    return indices;
+  }
+  std::vector<std::uint32_t> all() const {
+    std::vector<std::uint32_t> indices(sets.size());
+    std::iota(indices.begin(), indices.end(), 0u);
+    return indices;
+  }
+
+  void write_gradient(TestSet& set) {
+    const std::uint32_t seed = 1000 + ++gradients_;
+    if (set.is_bf16) {
+      set.bf16_gradient = Bfloat16State::gradient(set.elements, seed);
+    } else {
+      set.fp32_gradient = FloatState::gradient(set.elements, seed);
+    }
+    write(*set.chunks.gradient, set.gradient());
+  }
+
+  UpdateJob job(std::int64_t step, double max_norm, const std::vector<std::uint32_t>& of) {
+    UpdateJob job{.segments = {}, .max_gradient_norm = max_norm};
+    for (const std::uint32_t index : of) {
+      for (const auto& [from, to] : sets[index].runs()) {
+        job.segments.push_back({.chunks = sets[index].chunks,
+                                .element_offset = from,
+                                .elements = to - from,
+                                .options = sets[index].options(),
+                                .step = step,
+                                .gradient = nullptr});
+      }
+    }
+    return job;
+  }
+  /// Does to the arrays what the job does to the chunks; gives the gradients' norm.
+  double update_arrays(std::int64_t step, double max_norm, const std::vector<std::uint32_t>& of) {
+    std::vector<double> sums;
+    for (const std::uint32_t index : of) {
+      TestSet& set = sets[index];
+      for (const auto& [from, to] : set.runs()) {
+        SquaredNorm squared;
+        set.is_bf16 ? squared.add(set.bf16_gradient.data() + from, to - from)
+                    : squared.add(set.fp32_gradient.data() + from, to - from);
+        sums.push_back(squared.sum());
+      }
+    }
+    const double norm = combined_norm(sums);
+    const float scale = max_norm > 0 ? clip_coefficient(norm, max_norm) : 1.0f;
+    for (const std::uint32_t index : of) {
+      TestSet& set = sets[index];
+      const AdamWStep adamw(set.options(), step, scale);
+      for (const auto& [from, to] : set.runs()) {
+        set.is_bf16 ? set.bf16.update(adamw, set.bf16_gradient, from, to)
+                    : set.fp32.update(adamw, set.fp32_gradient, from, to);
+      }
+    }
+    return norm;
+  }
+
+  StreamWorld world;
+  std::deque<TestSet> sets;
+  const Tier home;
+
+ private:
+  std::uint32_t gradients_ = 0;
+};
+
+constexpr double clipping = 1.0;
+constexpr double not_clipping = 0.0;
+
+// ---- Results, however they come about
+
+class UpdateQueueResults : public testing::TestWithParam<std::tuple<bool, double, bool>> {
+ protected:
+  bool in_background() const { return std::get<0>(GetParam()); }
+  double max_norm() const { return std::get<1>(GetParam()); }
+  bool from_nvme() const { return std::get<2>(GetParam()); }
+};
+
+std::string named(const testing::TestParamInfo<std::tuple<bool, double, bool>>& test) {
+  return std::string(std::get<0>(test.param) ? "in_background" : "when_needed") +
+         (std::get<1>(test.param) > 0 ? "_clipped" : "") + (std::get<2>(test.param) ? "_from_nvme" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Updates, UpdateQueueResults,
+                         testing::Combine(testing::Bool(), testing::Values(not_clipping, clipping), testing::Bool()),
+                         named);
+
+TEST_P(UpdateQueueResults, are_those_of_an_update_of_plain_arrays_in_any_order_of_use) {
+  UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
+  world.add_sets(6);
+  UpdateQueue queue(world.world.stream, in_background());
+  std::mt19937 random(1);
+  std::vector<std::uint32_t> order = world.all();
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    const UpdateTicket ticket = queue.submit(world.job(step, max_norm(), world.all()));
+    const double norm = world.update_arrays(step, max_norm(), world.all());
+    if (step == 2) std::reverse(order.begin(), order.end());
+    if (step > 2) std::shuffle(order.begin(), order.end(), random);
+    for (const std::uint32_t index : order) {
+      EXPECT_TRUE(world.is_current(world.sets[index], AccessOrigin::program)) << "set " << index << ", step " << step;
+      world.write_gradient(world.sets[index]);
+    }
+    EXPECT_EQ(queue.norm(ticket), max_norm() > 0 ? std::optional(norm) : std::nullopt);
+  }
+  world.world.check_invariants();
+}
+
+TEST_P(UpdateQueueResults, are_there_after_finish) {
+  UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
+  world.add_sets(5);
+  UpdateQueue queue(world.world.stream, in_background());
+  queue.finish();  // of nothing
+  queue.submit(world.job(1, max_norm(), world.all()));
+  queue.finish();
+  world.update_arrays(1, max_norm(), world.all());
+  EXPECT_EQ(world.current(), world.all());
+}
+
+TEST_P(UpdateQueueResults, of_a_job_are_there_once_the_next_is_queued) {
+  UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
+  world.add_sets(4);
+  UpdateQueue queue(world.world.stream, in_background());
+  const UpdateTicket first = queue.submit(world.job(1, max_norm(), world.all()));
+  const double norm = world.update_arrays(1, max_norm(), world.all());
+  queue.submit(world.job(2, max_norm(), {0}));
+  EXPECT_TRUE(world.is_current(world.sets[1]));
+  EXPECT_TRUE(world.is_current(world.sets[2]));
+  EXPECT_TRUE(world.is_current(world.sets[3]));
+  if (!in_background()) EXPECT_TRUE(world.is_current(world.sets[0])) << "the next one's turn has not come";
+  EXPECT_EQ(queue.norm(first), max_norm() > 0 ? std::optional(norm) : std::nullopt) << "it stays known";
+}
+
+TEST_P(UpdateQueueResults, are_left_behind_by_the_destructor) {
+  UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
+  world.add_sets(4);
+  {
+    UpdateQueue queue(world.world.stream, in_background());
+    queue.submit(world.job(1, max_norm(), world.all()));
+  }
+  world.update_arrays(1, max_norm(), world.all());
+  EXPECT_EQ(world.current(), world.all());
+  EXPECT_TRUE(world.is_current(world.sets[0], AccessOrigin::program)) << "the stream asks nobody any more";
+}
+
+// ---- What is done when
+
+/// A world whose arrays are updated at once, so that `current` are those whose chunks have been, too.
+class QueuedUpdates : public testing::Test {
+ protected:
+  QueuedUpdates() : world_(roomy) { world_.add_sets(5); }
+
+  UpdateTicket submit(double max_norm = not_clipping, std::vector<std::shared_ptr<const void>> gradients = {}) {
+    UpdateJob job = world_.job(1, max_norm, world_.all());
+    for (std::size_t i = 0; i < gradients.size(); ++i) job.segments[i].gradient = std::move(gradients[i]);
+    const UpdateTicket ticket = queue_->submit(std::move(job));
+    norm_ = world_.update_arrays(1, max_norm, world_.all());
+    return ticket;
+  }
+  void use(ChunkId chunk, AccessMode mode = AccessMode::read, Tier tier = Tier::host) {
+    world_.world.acquire(chunk, tier, mode);
+  }
+  ChunkSet& chunks(std::size_t set) { return world_.sets[set].chunks; }
+
+  UpdateWorld world_;
+  std::optional<UpdateQueue> queue_{std::in_place, world_.world.stream, false};
+  double norm_ = 0;
+};
+
+TEST_F(QueuedUpdates, submit_returns_before_anything_is_updated) {
+  submit();
+  EXPECT_THAT(world_.current(), ElementsAre());
+}
+
+TEST_F(QueuedUpdates, the_first_use_of_a_chunk_updates_its_set_only) {
+  submit();
+  use(chunks(3).parameter, AccessMode::read, Tier::device);
+  EXPECT_THAT(world_.current(), ElementsAre(3));
+  use(*chunks(1).momentum);
+  EXPECT_THAT(world_.current(), ElementsAre(1, 3));
+  use(*chunks(3).master, AccessMode::write);
+  EXPECT_THAT(world_.current(), ElementsAre(1, 3));
+  use(*chunks(0).variance);
+  EXPECT_THAT(world_.current(), ElementsAre(0, 1, 3));
+}
+
+TEST_F(QueuedUpdates, an_access_of_several_sets_updates_all_of_them) {
+  submit(clipping);
+  const std::array accesses{Access{chunks(4).parameter, Tier::device, AccessMode::read},
+                            Access{chunks(2).parameter, Tier::device, AccessMode::read}};
+  world_.world.stream.acquire(accesses);
+  EXPECT_THAT(world_.current(), ElementsAre(2, 4));
+}
+
+TEST_F(QueuedUpdates, settling_does_what_an_access_would) {
+  submit();
+  const Access access{chunks(2).parameter, Tier::device, AccessMode::read};
+  world_.world.stream.settle_prior_work({&access, 1});
+  EXPECT_THAT(world_.current(), ElementsAre(2));
+}
+
+TEST_F(QueuedUpdates, chunks_of_no_queued_set_are_used_freely) {
+  TestSet& other = world_.add_set(false);
+  queue_->submit(world_.job(1, clipping, {0, 1}));
+  use(other.chunks.parameter, AccessMode::write, Tier::device);
+  use(*other.chunks.gradient, AccessMode::write);
+  EXPECT_EQ(world_.current(), world_.all());
+}
+
+TEST_F(QueuedUpdates, a_gradient_may_be_read_while_it_is_queued) {
+  for (const double max_norm : {not_clipping, clipping}) {
+    submit(max_norm);
+    const auto before = world_.current();
+    for (TestSet& set : world_.sets) EXPECT_TRUE(world_.holds(*set.chunks.gradient, set.gradient()));
+    EXPECT_EQ(world_.current(), before);
+    queue_->finish();
+  }
+}
+
+TEST_F(QueuedUpdates, a_write_to_a_gradient_waits_for_its_update) {
+  submit(clipping);
+  world_.write_gradient(world_.sets[2]);
+  EXPECT_THAT(world_.current(), ElementsAre(2));
+  queue_->finish();
+  EXPECT_EQ(world_.current(), world_.all());
+}
+
+TEST_F(QueuedUpdates, the_norm_is_known_without_an_update) {
+  const UpdateTicket ticket = submit(clipping);
+  EXPECT_EQ(queue_->norm(ticket), norm_);
+  EXPECT_THAT(world_.current(), ElementsAre());
+}
+
+TEST_F(QueuedUpdates, without_clipping_there_is_no_norm) { EXPECT_EQ(queue_->norm(submit()), std::nullopt); }
+
+TEST_F(QueuedUpdates, a_gradient_is_kept_until_its_set_is_updated) {
+  std::vector<std::shared_ptr<const void>> gradients(10);
+  std::vector<std::weak_ptr<const void>> kept;
+  for (auto& gradient : gradients) kept.emplace_back(gradient = std::make_shared<int>());
+  const UpdateTicket ticket = submit(clipping, std::move(gradients));
+  const auto released = [&] {
+    std::vector<std::size_t> sets;
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      EXPECT_EQ(kept[i].expired(), kept[i / 2 * 2].expired()) << "parameters of one set go together";
+      if (i % 2 == 0 && kept[i].expired()) sets.push_back(i / 2);
+    }
+    return sets;
+  };
+  EXPECT_THAT(released(), ElementsAre());
+  queue_->norm(ticket);
+  EXPECT_THAT(released(), ElementsAre());
+  use(chunks(3).parameter);
+  EXPECT_THAT(released(), ElementsAre(3));
+  queue_->finish();
+  EXPECT_THAT(released(), ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST_F(QueuedUpdates, the_owner_of_a_gradient_may_use_the_memory_as_it_goes) {
+  TestSet& other = world_.add_set(false);
+  std::vector<std::shared_ptr<const void>> gradients;
+  int used = 0;
+  for (std::size_t i = 0; i < 10; ++i) {
+    gradients.emplace_back(nullptr, [&](const void*) {
+      use(other.chunks.parameter);
+      world_.world.stream.discard(*other.chunks.gradient);
+      ++used;
+    });
+  }
+  UpdateJob job = world_.job(1, clipping, {0, 1, 2, 3, 4});
+  for (std::size_t i = 0; i < gradients.size(); ++i) job.segments[i].gradient = std::move(gradients[i]);
+  gradients.clear();
+  queue_->submit(std::move(job));
+  queue_->finish();
+  EXPECT_EQ(used, 10);
+}
+
+TEST_F(QueuedUpdates, the_background_works_without_being_asked) {
+  queue_.reset();
+  queue_.emplace(world_.world.stream, true);
+  std::array<std::promise<void>, 10> gone;
+  std::vector<std::shared_ptr<const void>> gradients;
+  for (std::promise<void>& each : gone) gradients.emplace_back(nullptr, [&](const void*) { each.set_value(); });
+  submit(clipping, std::move(gradients));
+  for (std::promise<void>& each : gone) each.get_future().wait();
+  EXPECT_EQ(world_.current(), world_.all());
+}
+
+// ---- The order of sets
+
+std::vector<ChunkId> parameters_of(const UpdateTicket& ticket) {
+  std::vector<ChunkId> parameters;
+  for (std::size_t item = 0; item < ticket->size(); ++item) parameters.push_back(ticket->chunks(item).parameter);
+  return parameters;
+}
+
+TEST_F(QueuedUpdates, are_in_parameter_order_while_nothing_is_known) {
+  EXPECT_THAT(parameters_of(submit()), ElementsAre(chunks(0).parameter, chunks(1).parameter, chunks(2).parameter,
+                                                   chunks(3).parameter, chunks(4).parameter));
+}
+
+TEST_F(QueuedUpdates, are_in_the_order_in_which_the_next_pass_needs_them) {
+  AccessStream& stream = world_.world.stream;
+  stream.step_mark();
+  stream.begin_pass(1);
+  for (const std::size_t set : {3u, 1u, 4u, 0u, 1u}) use(chunks(set).parameter, AccessMode::read, Tier::device);
+  stream.step_mark();
+  EXPECT_THAT(parameters_of(submit()), ElementsAre(chunks(3).parameter, chunks(1).parameter, chunks(4).parameter,
+                                                   chunks(0).parameter, chunks(2).parameter));
+}
+
+// ---- Errors
+
+class FailingUpdates : public testing::TestWithParam<double> {
+ protected:
+  FailingUpdates() : world_(scarce, Tier::nvme) { world_.add_sets(6); }
+
+  FaultyEngine& engine() { return world_.world.engine; }
+  void use(std::size_t set) { world_.world.acquire(world_.sets[set].chunks.parameter, Tier::host); }
+  /// Of the first sets nothing is on the host any more.
+  void expect_first_sets_away() {
+    for (const std::size_t set : {0u, 1u}) {
+      const ChunkSet& chunks = world_.sets[set].chunks;
+      for (const ChunkId chunk : {chunks.parameter, *chunks.gradient, *chunks.momentum, *chunks.variance}) {
+        ASSERT_EQ(world_.world.state(chunk, Tier::host), CopyState::absent);
+      }
+    }
+  }
+
+  UpdateWorld world_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Clipping, FailingUpdates, testing::Values(not_clipping, clipping));
+
+TEST_P(FailingUpdates, an_error_in_the_background_reaches_whoever_is_owed_something) {
+  expect_first_sets_away();
+  {
+    UpdateQueue queue(world_.world.stream, true);
+    engine().failing_reads = 1'000'000;
+    const UpdateTicket ticket = queue.submit(world_.job(1, GetParam(), {0, 1, 2, 3, 4}));
+    EXPECT_THROW(queue.finish(), IoError);
+    engine().failing_reads = 0;
+    for (std::size_t set = 0; set < 5; ++set) EXPECT_THROW(use(set), IoError) << "set " << set;
+    EXPECT_NO_THROW(use(5)) << "which is owed nothing";
+    EXPECT_THROW(queue.finish(), IoError) << "again";
+    EXPECT_THROW(queue.submit(world_.job(2, GetParam(), {0})), IoError);
+    if (GetParam() > 0) EXPECT_THROW(queue.norm(ticket), IoError);
+  }
+  EXPECT_EQ(world_.current(), world_.all()) << "nothing has changed";
+}
+
+TEST_P(FailingUpdates, an_error_of_an_update_that_is_needed_reaches_the_access_and_finish) {
+  expect_first_sets_away();
+  {
+    UpdateQueue queue(world_.world.stream, false);
+    engine().failing_reads = 1'000'000;
+    queue.submit(world_.job(1, GetParam(), {0, 1, 2}));
+    EXPECT_THROW(use(1), IoError);
+    engine().failing_reads = 0;
+    EXPECT_THROW(use(1), IoError);
+    EXPECT_THROW(use(0), IoError);
+    EXPECT_THROW(queue.finish(), IoError);
+  }
+  EXPECT_EQ(world_.current(), world_.all()) << "nothing has changed";
+}
+
+TEST_P(FailingUpdates, the_destructor_swallows_an_error_that_nobody_has_asked_for) {
+  for (const bool background : {false, true}) {
+    UpdateWorld world(scarce, Tier::nvme);
+    world.add_sets(6);
+    UpdateQueue queue(world.world.stream, background);
+    world.world.engine.failing_reads = 1'000'000;
+    queue.submit(world.job(1, GetParam(), {0, 1, 2}));
+  }
+}
+
+TEST_P(FailingUpdates, what_was_updated_before_the_error_can_be_used) {
+  expect_first_sets_away();
+  UpdateQueue queue(world_.world.stream, false);
+  queue.submit(world_.job(1, GetParam(), {0, 1, 2, 3}));
+  world_.update_arrays(1, GetParam(), {0, 1, 2, 3});
+  use(0);
+  use(2);
+  use(3);  // so that set 1 is not on the host
+  engine().failing_reads = 1'000'000;
+  EXPECT_THROW(use(1), IoError);
+  engine().failing_reads = 0;
+  for (const std::size_t set : {0u, 2u, 3u}) {
+    EXPECT_TRUE(world_.is_current(world_.sets[set], AccessOrigin::program)) << "set " << set;
+  }
+}
+
+// ---- Threads
+
+// Readers may still wait for a set of a job when the training thread has finished that and queued another.
+TEST(UpdateQueueThreads, several_find_every_set_updated_while_the_background_works) {
+  for (const double max_norm : {not_clipping, clipping}) {
+    UpdateWorld world({.granule_bytes = granule,
+                       .device_bytes = 1 << 20,
+                       .host_bytes = 40 * granule,
+                       .nvme_extents = 256,
+                       .prefetch_depth = 2},
+                      Tier::nvme);
+    world.add_sets(6);
+    const std::vector<std::uint32_t> many{0, 1, 2, 3, 4}, one{5};
+    UpdateQueue queue(world.world.stream, true);
+    for (std::int64_t step = 1; step <= 8; ++step) {
+      for (TestSet& set : world.sets) world.write_gradient(set);
+      const UpdateTicket ticket = queue.submit(world.job(step, max_norm, many));
+      const double norm = world.update_arrays(step, max_norm, many);
+      std::vector<std::thread> readers;
+      for (std::uint32_t reader = 0; reader < 3; ++reader) {
+        readers.emplace_back([&, reader] {
+          std::vector<std::uint32_t> order = many;
+          std::mt19937 random(static_cast<std::uint32_t>(step) * 10 + reader);
+          std::shuffle(order.begin(), order.end(), random);
+          for (const std::uint32_t index : order) {
+            EXPECT_TRUE(world.is_current(world.sets[index], AccessOrigin::program)) << "set " << index;
+          }
+        });
+      }
+      EXPECT_EQ(queue.norm(ticket), max_norm > 0 ? std::optional(norm) : std::nullopt);
+      queue.submit(world.job(step, max_norm, one));
+      world.update_arrays(step, max_norm, one);
+      for (std::thread& reader : readers) reader.join();
+      EXPECT_TRUE(world.is_current(world.sets[5], AccessOrigin::program));
+    }
+    world.world.check_invariants();
+  }
+}
+
+}  // namespace
+}  // namespace terrace
