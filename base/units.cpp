@@ -99,9 +99,13 @@ std::string format_bytes(std::uint64_t bytes) {
 }
 
 std::string format_bytes_exactly(std::uint64_t bytes) {
-  std::size_t index = bytes == 0 ? 0 : kBinaryUnits.size() - 1;
-  while (bytes % kBinaryUnits[index].bytes != 0) --index;
-  return std::to_string(bytes / kBinaryUnits[index].bytes) + std::string(kBinaryUnits[index].name);
+  Unit largest = kBinaryUnits.front();
+  const auto try_unit = [&](const Unit& unit) {
+    if (bytes > 0 && bytes % unit.bytes == 0 && unit.bytes > largest.bytes) largest = unit;
+  };
+  std::for_each(kBinaryUnits.begin(), kBinaryUnits.end(), try_unit);
+  std::for_each(kDecimalUnits.begin(), kDecimalUnits.end(), try_unit);
+  return std::to_string(bytes / largest.bytes) + std::string(largest.name);
 }
 
 }  // namespace terrace

@@ -15,7 +15,7 @@ std::uint64_t parse_bytes(std::string_view text);
 /// For people: "64MiB" where that is exact, otherwise rounded to two decimals, one from 100 on: "1.50GiB", "200.3MiB".
 std::string format_bytes(std::uint64_t bytes);
 
-/// For files: the largest binary unit that is exact, "1536MiB" or "1000B". `parse_bytes` gives the same number back.
+/// For files: the largest unit that is exact, "1536MiB" or "100GB". `parse_bytes` gives the same number back.
 std::string format_bytes_exactly(std::uint64_t bytes);
 
 }  // namespace terrace

@@ -72,6 +72,14 @@ TEST(Config, a_wrong_type_names_the_line_the_key_what_was_found_and_what_is_acce
   EXPECT_EQ(parse_error("placement.gradients = 0.5").find("t.toml:1: placement.gradients: found 0.5; accepted: "), 0U);
 }
 
+TEST(Config, a_bad_rate_of_a_link_says_why_and_what_is_accepted) {
+  const std::string accepted = "accepted: a rate above zero, such as \"1GB/s\", or \"unlimited\"";
+  EXPECT_EQ(parse_error("device.link = 5"), "t.toml:1: device.link: found 5; " + accepted);
+  EXPECT_EQ(parse_error("device.link = '1GB'"), "t.toml:1: device.link: found \"1GB\"; " + accepted);
+  EXPECT_EQ(parse_error("device.link = '0GB/s'"), "t.toml:1: device.link: found \"0GB/s\"; " + accepted);
+  EXPECT_NE(parse_error("device.link = 'fast/s'").find(accepted), std::string::npos);
+}
+
 TEST(Config, a_path_that_is_none_names_its_own_line) {
   EXPECT_EQ(parse_error("[nvme]\npaths = [\n  \"/a\",\n  5,\n]").find("t.toml:4: nvme.paths: found 5; accepted: "), 0U);
   EXPECT_EQ(parse_error("data.paths = [\"\"]").find("t.toml:1: data.paths: found \"\"; accepted: "), 0U);

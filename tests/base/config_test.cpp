@@ -21,6 +21,8 @@ constexpr const char* kEveryKey = R"(
 kind = "emulated"
 memory = "64MiB"
 chunks = "48MiB"
+link = "1.5GB/s"
+latency_us = 20
 [host]
 memory = "1.5GiB"
 [nvme]
@@ -32,6 +34,11 @@ gradients = { host = 1 }
 optimizer = { host = 0.5, nvme = 0.5 }
 activations = "recompute"
 chunk = "2MiB"
+[optimizer]
+update = "immediate"
+[io]
+engine = "threads"
+prefetch = 3
 [log]
 level = "debug"
 [model]
@@ -57,11 +64,13 @@ max_gradient_norm = 0.5
 
 Config every_key() {
   Config config;
-  config.device = {"emulated", 64ULL << 20, 48ULL << 20};
+  config.device = {"emulated", 64ULL << 20, 48ULL << 20, 1'500'000'000, 20};
   config.host = {3ULL << 29};
   config.nvme = {{"/data/a", "relative/b"}, 100'000'000'000};
   config.placement = {Config::Shares{0.25, 0.75, 0}, Config::Shares{0, 1, 0}, Config::Shares{0, 0.5, 0.5}, "recompute",
                       2ULL << 20};
+  config.optimizer = {"immediate"};
+  config.io = {"threads", 3};
   config.log = {LogLevel::debug};
   config.model = {"gpt", 12, 6, 384, 128, "bfloat16"};
   config.data = {{"text"}, "bytes"};
@@ -75,6 +84,9 @@ TEST(Config, has_a_default_for_every_key) {
   EXPECT_EQ(config.device.kind, "auto");
   EXPECT_EQ(config.device.memory, std::nullopt);
   EXPECT_EQ(config.placement.parameters, std::nullopt);
+  EXPECT_EQ(config.device.link, std::nullopt);
+  EXPECT_EQ(config.optimizer.update, "deferred");
+  EXPECT_EQ(config.io, (Config::Io{"auto", 8}));
   EXPECT_EQ(config.log.level, LogLevel::info);
   EXPECT_EQ(config.model, (Config::Model{"gpt", 4, 4, 256, 256, "float32"}));
   EXPECT_EQ(config.train, (Config::Train{100, 4, 1, 1, 1e-3, 0, 0.1, 1.0}));
@@ -88,9 +100,9 @@ TEST(Config, reads_dotted_keys_and_tables_of_shares) {
   EXPECT_EQ(config.placement.parameters, (Config::Shares{0.5, 0.5, 0}));
 }
 
-TEST(Config, takes_auto_for_every_optional_value) {
+TEST(Config, takes_auto_or_unlimited_for_every_optional_value) {
   EXPECT_EQ(Config::parse(R"(
-    device = { kind = "auto", memory = "auto", chunks = "auto" }
+    device = { kind = "auto", memory = "auto", chunks = "auto", link = "unlimited" }
     host.memory = "auto"
     nvme.memory = "auto"
     [placement]
@@ -188,7 +200,11 @@ TEST(ConfigValidate, refuses_values_that_a_program_put_there) {
   refused([](Config& c) { c.host.memory = 0; });
   refused([](Config& c) { c.placement.parameters = Config::Shares{0.5, 0.4, 0}; });
   refused([](Config& c) { c.placement.parameters = Config::Shares{0, 0, 1}; });
-  refused([](Config& c) { c.device = {"auto", 1024, 2048}; });
+  refused([](Config& c) { c.device.memory = 1024, c.device.chunks = 2048; });
+  refused([](Config& c) { c.device.link = 0; });
+  refused([](Config& c) { c.device.latency_us = -1; });
+  refused([](Config& c) { c.optimizer.update = "never"; });
+  refused([](Config& c) { c.io.prefetch = -1; });
 }
 
 TEST(ConfigToml, is_read_back_as_the_same_configuration) {
@@ -214,7 +230,10 @@ TEST(ConfigToml, writes_numbers_with_the_fewest_digits) {
 
 TEST(ConfigToml, writes_sections_as_a_person_would) {
   const std::string text = to_toml(every_key());
-  EXPECT_EQ(text.find("[device]\nkind = \"emulated\"\nmemory = \"64MiB\"\nchunks = \"48MiB\"\n\n[host]\n"), 0U) << text;
+  EXPECT_EQ(text.find("[device]\nkind = \"emulated\"\nmemory = \"64MiB\"\nchunks = \"48MiB\"\n"
+                      "link = \"1500MB/s\"\nlatency_us = 20\n\n[host]\n"),
+            0U)
+      << text;
   EXPECT_NE(text.find("\nparameters = { device = 0.25, host = 0.75, nvme = 0.0 }\n"), std::string::npos) << text;
   EXPECT_NE(text.find("\npaths = [ \"/data/a\", \"relative/b\" ]\n"), std::string::npos) << text;
 }

@@ -104,7 +104,9 @@ TEST(FormatBytes, never_rounds_up_to_1024_of_a_unit) {
 TEST(FormatBytes, exactly_is_read_back_as_the_same_number) {
   EXPECT_EQ(format_bytes_exactly(0), "0B");
   EXPECT_EQ(format_bytes_exactly(3ULL << 29), "1536MiB");
-  EXPECT_EQ(format_bytes_exactly(1000), "1000B");
+  EXPECT_EQ(format_bytes_exactly(1001), "1001B");
+  EXPECT_EQ(format_bytes_exactly(100'000'000'000), "100GB");
+  EXPECT_EQ(format_bytes_exactly(1'024'000), "1000KiB") << "larger than KB, smaller than what would need a fraction";
   EXPECT_EQ(parse_bytes(format_bytes_exactly(kMost)), kMost);
   constexpr std::uint64_t kSeed = 20250101;
   SCOPED_TRACE("seed " + std::to_string(kSeed));

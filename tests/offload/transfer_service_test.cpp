@@ -438,17 +438,18 @@ TEST_P(TransferServiceTest, the_observer_sees_each_transfer_end_once_before_its_
 /// let through.
 class TransferOrderTest : public TransferServiceTest {
  protected:
-  void fill_drive() {
+  Outcome& fill_drive() {
     engine_->before_write = [this](std::uint64_t offset) {
       const std::lock_guard lock(order_mutex_);
       offsets_.push_back(offset);
       changed_.notify_all();
     };
     engine_->hold_writes();
-    start(object(operations_at_once * granule), host, nvme);
+    Outcome& filling = start(object(operations_at_once * granule), host, nvme);
     std::unique_lock lock(order_mutex_);
     changed_.wait(lock, [&] { return offsets_.size() == operations_at_once; });
     offsets_.clear();
+    return filling;
   }
   void release_drive() { engine_->let_through(1'000'000); }
   std::string owner_of_writes(const std::vector<std::pair<char, const Object*>>& owners) {
@@ -482,10 +483,10 @@ TEST_P(TransferOrderTest, on_the_drive_the_most_urgent_goes_first_whenever_it_ca
 }
 
 TEST_P(TransferOrderTest, a_raised_transfer_overtakes) {
-  fill_drive();
+  Outcome& filling = fill_drive();
   Object &a = object(3 * granule), &b = object(3 * granule), &c = object(3 * granule);
   TransferId raised{};
-  std::vector<Outcome*> outcomes{&start(a, host, nvme, prefetch), &start(b, host, nvme, prefetch),
+  std::vector<Outcome*> outcomes{&filling, &start(a, host, nvme, prefetch), &start(b, host, nvme, prefetch),
                                  &start(request(c, host, nvme, write_back), &raised)};
   service_->raise(raised, demand);
   service_->raise(raised, write_back);  // which lowers nothing
