@@ -266,10 +266,10 @@ class UringQueue : public IoQueue {
   Ring ring_;
   RegisteredMemory registered_;
   std::vector<std::optional<IoProgress>> transfers_;  // by index; its length is the depth
-  std::vector<std::size_t> free_;                   // indices without a transfer
-  std::vector<std::size_t> over_;                   // indices of transfers that are to be handed back
-  std::size_t in_kernel_ = 0;                       // entries of transfers in the ring or beyond
-  int refusals_ = 0;                                // in a row
+  std::vector<std::size_t> free_;                     // indices without a transfer
+  std::vector<std::size_t> over_;                     // indices of transfers that are to be handed back
+  std::size_t in_kernel_ = 0;                         // entries of transfers in the ring or beyond
+  int refusals_ = 0;                                  // in a row
   bool listening_ = false;
   bool woken_ = false;
 };

@@ -80,7 +80,8 @@ class FaultyEngine final : public IoEngine {
         case Fault::enospc:
           return fail(transfer_failed(operation, ENOSPC));
         case Fault::short_transfer:
-          return fail(reads ? end_of_file(operation, operation.bytes / 2) : nothing_taken(operation, operation.bytes / 2));
+          return fail(reads ? end_of_file(operation, operation.bytes / 2)
+                            : nothing_taken(operation, operation.bytes / 2));
         case Fault::flipped_bit:
           if (reads) {
             flips_.push_back(operation);
