@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "offload/tier.h"
 #include "offload/transfer.h"
@@ -23,6 +24,11 @@ struct ChunkInfo {
   /// What a copy takes from each tier's budget (bytes rounded up to the tier's granules).
   std::array<std::uint64_t, tier_count> room_bytes{};
 };
+
+/// As a message names it: "parameter chunk 7".
+inline std::string describe(const ChunkInfo& info) {
+  return std::string(name_of(info.kind)) + " chunk " + std::to_string(info.index);
+}
 
 enum class AccessMode : std::uint8_t { read, write };
 

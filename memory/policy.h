@@ -21,6 +21,9 @@
 /// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
 /// refused with that error.
 ///
+/// Events and actions are in policy.cpp, who waits for what in policy_requests.cpp, room and eviction in
+/// policy_room.cpp, what is done ahead of need in policy_ahead.cpp.
+///
 /// Not thread-safe; AccessStream serializes it.
 #pragma once
 

@@ -1,0 +1,222 @@
+// Requests: who waits for what, and who is granted it or refused.
+#include <algorithm>
+
+#include "base/error.h"
+#include "memory/policy.h"
+
+namespace terrace {
+
+std::size_t Policy::waiting() const noexcept {
+  std::size_t count = 0;
+  for (const Lane& lane : lanes_) {
+    count += lane.queue.size();
+  }
+  return count;
+}
+
+bool Policy::grantable_now(const Request& request) const {
+  return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const Access& access) {
+    const Residency& chunk = chunks_[access.chunk];
+    if (chunk.at(access.tier).state != CopyState::valid) {
+      return false;
+    }
+    const auto conflicts = [&](const Access& other) {
+      return other.chunk == access.chunk && other.tier != access.tier;
+    };
+    return access.mode == AccessMode::read ||
+           (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier) &&
+            std::none_of(request.accesses.begin(), request.accesses.end(), conflicts));
+  });
+}
+
+void Policy::grant(Request& request) {
+  Budget& device = *budgets_[index_of(Tier::device)];
+  if (!request.accesses.empty()) {
+    book_.note_program_bytes(device.take_program_peak());
+  }
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    const Access& access = request.accesses[i];
+    if (request.held.empty() || !request.held[i]) {
+      pin(access);
+    }
+    chunks_[access.chunk].at(access.tier).ahead_of_need = false;
+    if (access.mode == AccessMode::write) {
+      supersede_others(access.chunk, access.tier);
+    }
+    if (access.tier == Tier::device) {
+      book_.record(access, device.used() - chunk_bytes_[index_of(Tier::device)]);
+    }
+    lanes_[index_of(access.tier)].forecast.advance(access.chunk);
+  }
+  request.verdict = Request::Verdict::granted;
+}
+
+void Policy::refuse(Request& request, std::exception_ptr error) {
+  for (std::size_t i = 0; i < request.held.size(); ++i) {
+    if (request.held[i]) {
+      unpin(request.accesses[i]);
+    }
+  }
+  request.held.clear();
+  request.error = std::move(error);
+  request.verdict = Request::Verdict::refused;
+}
+
+void Policy::advance() {
+  for (Lane& lane : lanes_) {
+    serve(lane);
+  }
+  if (prefetch_depth_ > 0 && !failure_) {
+    look_ahead(Tier::device);
+    look_ahead(Tier::host);
+  }
+}
+
+void Policy::serve(Lane& lane) {
+  while (!lane.queue.empty()) {
+    Request& first = *lane.queue.front();
+    lane.short_of_room = false;
+    const Progress progress = first.accesses.empty() ? advance_program(first) : advance_accesses(first);
+    if (progress == Progress::blocked) {
+      return;
+    }
+    lane.queue.pop_front();
+  }
+}
+
+Policy::Progress Policy::advance_program(Request& request) {
+  const Tier tier = request.program_tier;
+  while (!budgets_[index_of(tier)]->try_reserve(request.program_kind, request.program_bytes)) {
+    if (!make_room(tier, request.program_bytes, false)) {
+      const bool is_tensor = request.program_kind == Kind::activation || request.program_kind == Kind::buffer ||
+                             request.program_kind == Kind::other;
+      refuse(request, out_of_memory({.tier = tier,
+                                     .bytes = request.program_bytes,
+                                     .what = is_tensor ? "a tensor of the program"
+                                                       : "a " + std::string(name_of(request.program_kind)) +
+                                                             " chunk to rest there"}));
+      return Progress::done;
+    }
+    if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {
+      lanes_[index_of(tier)].short_of_room = true;
+      return Progress::blocked;
+    }
+  }
+  grant(request);
+  return Progress::done;
+}
+
+Policy::Progress Policy::advance_accesses(Request& request) {
+  request.held.resize(request.accesses.size(), false);
+  // What is there already first, so that it is not evicted to make room for the rest.
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    if (chunks_[request.accesses[i].chunk].at(request.accesses[i].tier).readable()) {
+      hold(request, i);
+    }
+  }
+  bool all_there = true;
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    all_there = advance_access(request, i) && all_there;
+    if (request.verdict != Request::Verdict::waiting) {
+      return Progress::done;
+    }
+  }
+  if (!all_there) {
+    return Progress::blocked;
+  }
+  grant(request);
+  return Progress::done;
+}
+
+bool Policy::advance_access(Request& request, std::size_t position) {
+  const Access access = request.accesses[position];
+  Residency& chunk = chunks_.at(access.chunk);
+  const bool writes = access.mode == AccessMode::write;
+  // Bytes that are being changed elsewhere cannot be copied, and pinned copies cannot be superseded; waiting
+  // for whoever holds the pin could be waiting for oneself.
+  if (writes ? chunk.pinned_elsewhere(access.tier) : chunk.changing_elsewhere(access.tier)) {
+    refuse(request, std::make_exception_ptr(LogicError(
+                        describe(chunk.info()) + " is wanted for " + (writes ? "writing" : "reading") + " on the " +
+                        std::string(name_of(access.tier)) + " while it is held on another tier")));
+    return false;
+  }
+  while (chunk.at(access.tier).state == CopyState::absent) {
+    if (try_take_room(access.chunk, access.tier)) {
+      break;
+    }
+    const std::uint64_t room = chunk.info().room_bytes[index_of(access.tier)];
+    if (!make_room(access.tier, room, true)) {
+      refuse(request, out_of_memory({.tier = access.tier,
+                                     .bytes = room,
+                                     .what = describe(chunk.info()),
+                                     .for_chunk = true,
+                                     .further_bytes = room_wanted_after(request, position)}));
+      return false;
+    }
+    if (in_flight_ > 0 || vacating_bytes_[index_of(access.tier)] > 0) {
+      lanes_[index_of(access.tier)].short_of_room = true;
+      return false;
+    }
+  }
+  hold(request, position);
+  if (chunk.at(access.tier).state == CopyState::reserved) {
+    demand_fetches_ += access.tier == Tier::device && chunk.has_bytes() ? 1 : 0;
+    start_arrival(access.chunk, access.tier, TransferPriority::demand);
+  } else if (chunk.at(access.tier).state == CopyState::arriving && chunk.at(access.tier).ahead_of_need) {
+    chunk.at(access.tier).ahead_of_need = false;
+    urgent_.push_back({.chunk = access.chunk, .to = access.tier});
+  }
+  if (chunk.at(access.tier).state != CopyState::valid) {
+    return false;
+  }
+  return !writes || !chunk.in_flight();
+}
+
+std::uint64_t Policy::room_wanted_after(const Request& request, std::size_t position) const {
+  const Tier tier = request.accesses[position].tier;
+  std::vector<ChunkId> counted{request.accesses[position].chunk};
+  std::uint64_t room = 0;
+  for (const Access& access : request.accesses.subspan(position + 1)) {
+    const Residency& chunk = chunks_[access.chunk];
+    if (access.tier == tier && chunk.info().home != tier && chunk.at(tier).pins == 0 &&
+        std::find(counted.begin(), counted.end(), access.chunk) == counted.end()) {
+      room += chunk.info().room_bytes[index_of(tier)];
+      counted.push_back(access.chunk);
+    }
+  }
+  return room;
+}
+
+void Policy::hold(Request& request, std::size_t position) {
+  if (!request.held[position]) {
+    request.held[position] = true;
+    pin(request.accesses[position]);
+  }
+}
+
+void Policy::pin(const Access& access) {
+  Residency& chunk = chunks_.at(access.chunk);
+  Residency::Copy& copy = chunk.at(access.tier);
+  if (copy.state == CopyState::leaving) {
+    leaving_bytes_[index_of(access.tier)] -= chunk.info().room_bytes[index_of(access.tier)];
+    chunk.step(access.tier, CopyStep::stay);
+  }
+  ++copy.pins;
+  copy.write_pins += access.mode == AccessMode::write ? 1 : 0;
+  copy.last_use = ++clock_;
+}
+
+void Policy::unpin(const Access& access) {
+  Residency::Copy& copy = chunks_.at(access.chunk).at(access.tier);
+  const std::uint32_t writes = access.mode == AccessMode::write ? 1 : 0;
+  if (copy.pins == 0 || copy.write_pins < writes) {
+    throw LogicError("policy: a pin is released that nobody holds");
+  }
+  --copy.pins;
+  copy.write_pins -= writes;
+  copy.last_use = ++clock_;
+  drop_if_dead(access.chunk);
+  clean_if_done_with(access.chunk, access.tier);
+}
+
+}  // namespace terrace

@@ -1,0 +1,149 @@
+// Room: taken, made by eviction, and what is said where there is none.
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "memory/policy.h"
+
+namespace terrace {
+
+bool Policy::try_take_room(ChunkId id, Tier tier) {
+  Residency& chunk = chunks_[id];
+  const std::size_t at = index_of(tier);
+  const std::uint64_t room = chunk.info().room_bytes[at];
+  if (tier == Tier::device && chunk_bytes_[at] + room > device_chunk_limit_) {
+    return false;
+  }
+  if (!budgets_[at]->try_reserve(chunk.info().kind, room)) {
+    return false;
+  }
+  chunk_bytes_[at] += room;
+  peak_chunk_bytes_[at] = std::max(peak_chunk_bytes_[at], chunk_bytes_[at]);
+  chunk.step(tier, CopyStep::reserve);
+  return true;
+}
+
+bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
+  while (shortage(tier, bytes, for_chunk) > 0) {
+    const std::optional<ChunkId> id = victim(tier);
+    if (!id) {
+      return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
+    }
+    evict(*id, tier, TransferPriority::demand);
+  }
+  return true;
+}
+
+void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
+  Residency& chunk = chunks_[id];
+  Lane& lane = lanes_[index_of(tier)];
+  if (const auto use = lane.forecast.schedule() != nullptr
+                           ? lane.forecast.schedule()->next_use(id, lane.forecast.cursor())
+                           : std::nullopt) {
+    lane.planned = std::min(lane.planned, *use);
+  }
+  if (chunk.readable_elsewhere(tier)) {
+    vacate(id, tier);
+  } else {
+    chunk.step(tier, CopyStep::leave);
+    leaving_bytes_[index_of(tier)] += chunk.info().room_bytes[index_of(tier)];
+    start_transfer({.chunk = id, .fill = false, .from = tier, .to = chunk.info().home, .priority = priority});
+  }
+}
+
+void Policy::vacate(ChunkId id, Tier tier) {
+  chunks_[id].step(tier, CopyStep::vacate);
+  vacating_bytes_[index_of(tier)] += chunks_[id].info().room_bytes[index_of(tier)];
+  vacates_.push_back({id, tier});
+}
+
+std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const {
+  const std::size_t at = index_of(tier);
+  const std::uint64_t coming = vacating_bytes_[at] + leaving_bytes_[at];
+  const auto missing = [&](std::uint64_t used, std::uint64_t limit) {
+    const std::uint64_t wanted = used + bytes;
+    return wanted > limit + coming ? wanted - limit - coming : 0;
+  };
+  const std::uint64_t in_budget = missing(budgets_[at]->used(), budgets_[at]->capacity());
+  const bool limited = for_chunk && tier == Tier::device;
+  return limited ? std::max(in_budget, missing(chunk_bytes_[at], device_chunk_limit_)) : in_budget;
+}
+
+std::optional<ChunkId> Policy::victim(Tier tier) const {
+  std::optional<ChunkId> found;
+  std::uint64_t furthest = 0;
+  bool found_clean = false;
+  for (ChunkId id = 0; id < chunks_.size(); ++id) {
+    const Residency& chunk = chunks_[id];
+    const Residency::Copy& copy = chunk.at(tier);
+    const bool clean = chunk.readable_elsewhere(tier);
+    // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
+    const bool can_leave = clean || chunk.at(chunk.info().home).state != CopyState::arriving;
+    if (copy.state != CopyState::valid || copy.pins > 0 || copy.outgoing > 0 || chunk.info().home == tier ||
+        !can_leave) {
+      continue;
+    }
+    const std::uint64_t away = distance(id, tier);
+    const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
+    const bool better =
+        !found || away > furthest ||
+        (away == furthest && (clean != found_clean && lanes_[index_of(tier)].forecast.schedule() != nullptr
+                                  ? clean
+                                  : last_use(id) < last_use(*found)));
+    if (better) {
+      found = id;
+      furthest = away;
+      found_clean = clean;
+    }
+  }
+  return found;
+}
+
+std::uint64_t Policy::distance(ChunkId id, Tier tier) const {
+  const std::uint64_t here = lanes_[index_of(tier)].forecast.distance(id);
+  if (tier != Tier::host || here != Forecast::never) {
+    return here;
+  }
+  // Not announced, but the device may be brought its bytes from here: after all that is announced.
+  const std::uint64_t on_device = lanes_[index_of(Tier::device)].forecast.distance(id);
+  constexpr std::uint64_t after_what_is_announced = std::uint64_t{1} << 62;
+  return on_device == Forecast::never ? Forecast::never : after_what_is_announced + on_device;
+}
+
+std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
+  const Tier tier = lack.tier;
+  const std::size_t at = index_of(tier);
+  const Budget& budget = *budgets_[at];
+  std::uint64_t evictable = 0;
+  for (const Residency& chunk : chunks_) {
+    if (lack.evicts && chunk.at(tier).state == CopyState::valid && chunk.at(tier).pins == 0 &&
+        chunk.info().home != tier) {
+      evictable += chunk.info().room_bytes[at];
+    }
+  }
+  const std::uint64_t wanted = lack.bytes + lack.further_bytes;
+  const std::string name(name_of(tier));
+  std::string message =
+      name + ": " + format_bytes(lack.bytes) + " for " + lack.what + " do not fit; " + budget.describe();
+  const std::uint64_t held_chunks = chunk_bytes_[at] - std::min(evictable, chunk_bytes_[at]);
+  if (lack.for_chunk && tier == Tier::device && held_chunks + wanted > device_chunk_limit_) {
+    message +=
+        "; chunks hold " + format_bytes(chunk_bytes_[at]) + " of device.chunks " + format_bytes(device_chunk_limit_);
+    return std::make_exception_ptr(OutOfMemory(message,
+                                               "raise device.chunks (with room for it in device.memory) to at "
+                                               "least " +
+                                                   format_bytes_exactly(held_chunks + wanted) +
+                                                   ", or make chunks smaller by placement.chunk"));
+  }
+  const std::uint64_t held = budget.used() - std::min(evictable, budget.used());
+  if (lack.evicts) {
+    message += "; " + format_bytes(held) + " of it cannot leave now";
+  }
+  std::string hint = "raise " + name + ".memory to at least " + format_bytes_exactly(held + wanted);
+  if (tier == Tier::device) {
+    hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
+  }
+  return std::make_exception_ptr(OutOfMemory(message, hint));
+}
+
+}  // namespace terrace
