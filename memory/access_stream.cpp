@@ -38,13 +38,12 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& devi
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
-  // Copies that only happen to be at its home make room for it.
+  Request request;
+  request.new_chunk = info;
   Lock lock(mutex_);
-  make_room(info.room_bytes[index_of(home)], kind, home, lock);
-  budgets_[index_of(home)]->release(kind, info.room_bytes[index_of(home)]);
-  const ChunkId id = policy_.add_chunk(info);
-  places_.add_chunk(id, info);
-  return id;
+  ask(request, lock, AccessOrigin::program);
+  places_.add_chunk(request.chunk, info);
+  return request.chunk;
 }
 
 Pin AccessStream::acquire(std::span<const Access> accesses, AccessOrigin origin) {
@@ -56,8 +55,7 @@ Pin AccessStream::acquire(std::span<const Access> accesses, AccessOrigin origin)
   Pin pin;
   pin.held_.reserve(accesses.size());
   Lock lock(mutex_);
-  policy_.submit(request);
-  settle(request, lock, origin);
+  ask(request, lock, origin);
   for (const Access& access : accesses) {
     pin.held_.emplace_back(access, &places_.place(access.chunk));
   }
@@ -85,9 +83,7 @@ void AccessStream::announce(std::vector<ChunkId> chunks) {
 
 void AccessStream::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
   const Lock lock(mutex_);
-  for (const ChunkId chunk : chunks) {
-    policy_.set_update_queued(chunk, queued);
-  }
+  policy_.set_update_queued(chunks, queued);
   carry_out(lock);
 }
 
@@ -95,21 +91,16 @@ void AccessStream::allocate(std::uint64_t bytes, Kind kind, Tier tier) {
   if (budgets_[index_of(tier)]->try_reserve(kind, bytes)) {
     return;
   }
-  Lock lock(mutex_);
-  make_room(bytes, kind, tier, lock);
-}
-
-void AccessStream::free(std::uint64_t bytes, Kind kind, Tier tier) noexcept {
-  budgets_[index_of(tier)]->release(kind, bytes);
-}
-
-void AccessStream::make_room(std::uint64_t bytes, Kind kind, Tier tier, Lock& lock) {
   Request room;
   room.program_bytes = bytes;
   room.program_kind = kind;
   room.program_tier = tier;
-  policy_.submit(room);
-  settle(room, lock, AccessOrigin::program);
+  Lock lock(mutex_);
+  ask(room, lock, AccessOrigin::program);
+}
+
+void AccessStream::free(std::uint64_t bytes, Kind kind, Tier tier) noexcept {
+  budgets_[index_of(tier)]->release(kind, bytes);
 }
 
 void AccessStream::discard(ChunkId chunk) {
@@ -161,21 +152,28 @@ void AccessStream::guarded(Event&& event) noexcept {
 }
 
 void AccessStream::release(const Pin& pin) noexcept {
-  std::vector<Access> accesses;
-  accesses.reserve(pin.held_.size());
-  for (const auto& [access, place] : pin.held_) {
-    accesses.push_back(access);
-  }
   const Lock lock(mutex_);
   guarded([&] {
+    std::vector<Access> accesses;
+    accesses.reserve(pin.held_.size());
+    for (const auto& [access, place] : pin.held_) {
+      accesses.push_back(access);
+    }
     policy_.release(accesses);
     carry_out(lock);
   });
   changed_.notify_all();
 }
 
-void AccessStream::settle(Request& request, Lock& lock, AccessOrigin origin) {
-  carry_out(lock);
+void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
+  // The policy knows the request until it has a verdict: what goes wrong meanwhile has to be one.
+  guarded([&] {
+    policy_.submit(request);
+    carry_out(lock);
+  });
+  if (request.verdict == Request::Verdict::waiting && policy_.failure()) {
+    std::rethrow_exception(policy_.failure());
+  }
   if (request.verdict == Request::Verdict::waiting) {
     const Stopwatch stopwatch;
     changed_.wait(lock, [&] { return request.verdict != Request::Verdict::waiting; });

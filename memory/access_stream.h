@@ -122,9 +122,8 @@ class AccessStream {
   using Lock = std::unique_lock<std::mutex>;
 
   void release(const Pin& pin) noexcept;
-  /// Counts `bytes` in the tier's budget, once there is room for them.
-  void make_room(std::uint64_t bytes, Kind kind, Tier tier, Lock& lock);
-  void settle(Request& request, Lock& lock, AccessOrigin origin);
+  /// Returns when the request is granted; throws why it was refused.
+  void ask(Request& request, Lock& lock, AccessOrigin origin);
   /// Has everything carried out that the policy has decided.
   void carry_out(const Lock& lock);
   void start(const Transfer& transfer);

@@ -14,7 +14,9 @@ std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes 
 ChunkPlaces::~ChunkPlaces() {
   for (ChunkId id = 0; id < places_.size(); ++id) {
     for (const Tier tier : all_tiers) {
-      vacate({id, tier});
+      if (places_[id] != nullptr) {
+        vacate({id, tier});
+      }
     }
   }
 }
@@ -25,11 +27,11 @@ std::array<std::uint64_t, tier_count> ChunkPlaces::room_bytes(std::uint64_t byte
 }
 
 void ChunkPlaces::add_chunk(ChunkId id, const ChunkInfo& info) {
-  if (id != places_.size()) {
-    throw LogicError("chunks are added in the order of their ids");
+  if (id >= places_.size()) {
+    places_.resize(id + 1);
   }
-  places_.push_back(std::make_unique<ChunkPlace>());
-  places_.back()->info = info;
+  places_[id] = std::make_unique<ChunkPlace>();
+  places_[id]->info = info;
 }
 
 void ChunkPlaces::vacate(const Vacate& vacate) {

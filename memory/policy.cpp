@@ -57,17 +57,14 @@ Policy::~Policy() {
 }
 
 ChunkId Policy::add_chunk(const ChunkInfo& info) {
-  const auto id = static_cast<ChunkId>(chunks_.size());
-  chunks_.emplace_back(info);
-  if (!try_take_room(id, info.home)) {
-    chunks_.pop_back();
-    std::rethrow_exception(out_of_memory({.tier = info.home,
-                                          .bytes = info.room_bytes[index_of(info.home)],
-                                          .what = describe(info) + " to rest there",
-                                          .for_chunk = true,
-                                          .evicts = false}));
+  if (const auto id = try_add_chunk(info)) {
+    return *id;
   }
-  return id;
+  std::rethrow_exception(out_of_memory({.tier = info.home,
+                                        .bytes = info.room_bytes[index_of(info.home)],
+                                        .what = describe(info) + " to rest there",
+                                        .for_chunk = true,
+                                        .evicts = false}));
 }
 
 void Policy::submit(Request& request) {
@@ -81,9 +78,7 @@ void Policy::submit(Request& request) {
     refuse(request,
            std::make_exception_ptr(LogicError("policy: chunk " + std::to_string(unknown->chunk) + " is wanted, of " +
                                               std::to_string(chunks_.size()) + " that are registered")));
-  } else if (request.accesses.empty()
-                 ? budgets_[index_of(request.program_tier)]->try_reserve(request.program_kind, request.program_bytes)
-                 : grantable_now(request)) {
+  } else if (request.accesses.empty() ? try_take_room(request) : grantable_now(request)) {
     grant(request);
     advance();
   } else {
@@ -116,6 +111,8 @@ void Policy::transfer_done(const Transfer& transfer) {
       vacate(transfer.chunk, transfer.from);
     }
   }
+  lanes_[index_of(transfer.from)].ahead_is_full = false;
+  lanes_[index_of(transfer.to)].ahead_is_full = false;
   drop_if_dead(transfer.chunk);
   advance();
 }
@@ -163,6 +160,7 @@ void Policy::vacated(const Vacate& vacate) {
   budgets_[tier]->release(info.kind, info.room_bytes[tier]);
   chunk_bytes_[tier] -= info.room_bytes[tier];
   vacating_bytes_[tier] -= info.room_bytes[tier];
+  lanes_[tier].ahead_is_full = false;
   advance();
 }
 
@@ -189,7 +187,9 @@ void Policy::step_mark() {
 }
 
 void Policy::fail(std::exception_ptr error) {
-  failure_ = std::move(error);
+  if (!failure_) {
+    failure_ = std::move(error);
+  }
   for (Lane& lane : lanes_) {
     while (!lane.queue.empty()) {
       Request& first = *lane.queue.front();
@@ -308,6 +308,18 @@ void Policy::check_invariants() const {
   }
   require(arriving == in_flight_, "every transfer in flight arrives somewhere");
   require(outgoing <= in_flight_, "every copy being read is read by a transfer");
+  for (const Tier tier : all_tiers) {
+    const std::vector<ChunkId>& guests = guests_[index_of(tier)];
+    const auto is_guest = [&](ChunkId id) {
+      return chunks_[id].info().home != tier && chunks_[id].at(tier).state != CopyState::absent;
+    };
+    std::size_t count = 0;
+    for (ChunkId id = 0; id < chunks_.size(); ++id) {
+      count += is_guest(id) ? 1 : 0;
+    }
+    require(count == guests.size() && std::all_of(guests.begin(), guests.end(), is_guest),
+            "the guests of a tier are the chunks with a copy there and another home");
+  }
   require(leaving == leaving_bytes_, "leaving bytes are those of the leaving copies");
   for (const Tier tier : all_tiers) {
     const std::size_t at = index_of(tier);

@@ -43,12 +43,14 @@
 
 namespace terrace {
 
-/// What someone waits for: operands to be pinned, or (with no accesses) room on a tier, as for a tensor of the program.
-/// Owned by who asks, and kept alive until its verdict is no longer `waiting`.
+/// What someone waits for: operands to be pinned, or (with no accesses) room on a tier, for a new chunk or for a tensor
+/// of the program. Owned by who asks, and kept alive until its verdict is no longer `waiting`.
 struct Request {
   enum class Verdict : std::uint8_t { waiting, granted, refused };
 
   std::span<const Access> accesses;
+  std::optional<ChunkInfo> new_chunk;  ///< to be registered, once there is room for it at home
+  ChunkId chunk = 0;                   ///< its id, when granted
   std::uint64_t program_bytes = 0;
   Kind program_kind = Kind::other;
   Tier program_tier = Tier::device;
@@ -58,6 +60,8 @@ struct Request {
 
   /// Set by the policy: which accesses hold a pin while this is the first of its lane.
   std::vector<bool> held;
+  /// Set by the policy: what leaves the tier has been asked to hurry.
+  bool hurried = false;
 };
 
 /// Give up the room of a chunk on a tier; carried out at once, then reported by `Policy::vacated`.
@@ -78,7 +82,7 @@ class Policy {
 
   // --- events ---
 
-  /// Registers a chunk and takes its room at home. Throws OutOfMemory, saying who holds what.
+  /// Registers a chunk and takes its room at home, if that is free. Throws OutOfMemory, saying who holds what.
   ChunkId add_chunk(const ChunkInfo& info);
   /// Grants, queues or refuses `request`.
   void submit(Request& request);
@@ -96,9 +100,9 @@ class Policy {
   void step_mark();
   /// What will be wanted on the host, in this order; replaces what was announced before.
   void announce(std::vector<ChunkId> chunks);
-  /// While an update of a chunk is queued, nothing is fetched ahead from it: its bytes are about to change.
-  void set_update_queued(ChunkId chunk, bool queued);
-  /// From now on every request is refused with `error`.
+  /// While an update of chunks is queued, they are not fetched ahead: their bytes are about to change.
+  void set_update_queued(std::span<const ChunkId> chunks, bool queued);
+  /// From now on every request is refused with the first error that this is told.
   void fail(std::exception_ptr error);
 
   // --- actions ---
@@ -118,6 +122,8 @@ class Policy {
   std::uint64_t chunk_bytes(Tier tier) const noexcept { return chunk_bytes_[index_of(tier)]; }
   std::uint64_t peak_chunk_bytes(Tier tier) const noexcept { return peak_chunk_bytes_[index_of(tier)]; }
   std::size_t waiting() const noexcept;
+  /// What every request is refused with, or null.
+  const std::exception_ptr& failure() const noexcept { return failure_; }
 
   /// Throws LogicError if anything that must always hold does not. For tests: linear in the chunks.
   void check_invariants() const;
@@ -128,14 +134,17 @@ class Policy {
   /// Who wants something on one tier, and what is known to be wanted there next.
   struct Lane {
     std::deque<Request*> queue;
-    bool short_of_room = false;  ///< its first waits for room
+    bool short_of_room = false;  ///< somebody waits for room on its tier
     Forecast forecast;
-    std::size_t planned = 0;  ///< up to here nothing is to be fetched ahead
-    std::size_t ahead = 0;    ///< transfers ahead of need under way
+    std::size_t planned = 0;     ///< up to here nothing is to be fetched ahead
+    std::size_t ahead = 0;       ///< transfers ahead of need under way
+    bool ahead_is_full = false;  ///< there is no room to fetch more ahead until something changes
   };
 
   static Tier lane_of(const Request& request) noexcept {
-    return request.accesses.empty() ? request.program_tier : request.accesses.front().tier;
+    return !request.accesses.empty() ? request.accesses.front().tier
+           : request.new_chunk       ? request.new_chunk->home
+                                     : request.program_tier;
   }
   bool grantable_now(const Request& request) const;
   void grant(Request& request);
@@ -143,7 +152,7 @@ class Policy {
   /// Serves who waits, then looks ahead.
   void advance();
   void serve(Lane& lane);
-  Progress advance_program(Request& request);
+  Progress advance_room(Request& request);
   Progress advance_accesses(Request& request);
   /// Whether the access holds its pin with the bytes there; starts what is missing.
   bool advance_access(Request& request, std::size_t position);
@@ -156,9 +165,12 @@ class Policy {
   void unpin(const Access& access);
   void supersede_others(ChunkId id, Tier tier);
 
+  /// Takes the room that a request without accesses is for, if it is free.
+  bool try_take_room(Request& request);
   bool try_take_room(ChunkId id, Tier tier);
+  std::optional<ChunkId> try_add_chunk(const ChunkInfo& info);
   void look_ahead(Tier tier);
-  void look_ahead_again(Tier tier) { lanes_[index_of(tier)].planned = lanes_[index_of(tier)].forecast.cursor(); }
+  void look_ahead_again(Tier tier);
   /// Room for the chunk that is used at `position`, free of what the program will need until then. Evicts copies with
   /// a later use, one at a time.
   bool take_room_ahead(ChunkId id, Tier tier, std::size_t position);
@@ -169,6 +181,8 @@ class Policy {
   std::uint64_t distance(ChunkId id, Tier tier) const;
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
+  /// The request waits for room that is on its way to be free.
+  void wait_for_room(Request& request, Tier tier);
   std::uint64_t shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const;
   std::optional<ChunkId> victim(Tier tier) const;
   void vacate(ChunkId id, Tier tier);
@@ -188,6 +202,7 @@ class Policy {
   std::array<Budget*, tier_count> budgets_;
   std::uint64_t device_chunk_limit_;
   std::vector<Residency> chunks_;
+  std::array<std::vector<ChunkId>, tier_count> guests_;  ///< chunks with a copy on a tier that is not their home
   std::array<Lane, tier_count> lanes_;
   std::deque<Vacate> vacates_;
   std::deque<Transfer> transfers_;

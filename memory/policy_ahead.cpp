@@ -17,18 +17,29 @@ void Policy::announce(std::vector<ChunkId> chunks) {
   advance();
 }
 
-void Policy::set_update_queued(ChunkId chunk, bool queued) {
-  chunks_.at(chunk).update_queued = queued;
+void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
+  Lane& lane = lanes_[index_of(Tier::device)];
+  for (const ChunkId chunk : chunks) {
+    chunks_.at(chunk).update_queued = queued;
+    if (!queued && lane.forecast.schedule() != nullptr) {
+      lane.planned = std::min(lane.planned,
+                              lane.forecast.schedule()->next_use(chunk, lane.forecast.cursor()).value_or(lane.planned));
+    }
+  }
   if (!queued) {
-    look_ahead_again(Tier::device);
     advance();
   }
+}
+
+void Policy::look_ahead_again(Tier tier) {
+  lanes_[index_of(tier)].planned = lanes_[index_of(tier)].forecast.cursor();
+  lanes_[index_of(tier)].ahead_is_full = false;
 }
 
 void Policy::look_ahead(Tier tier) {
   Lane& lane = lanes_[index_of(tier)];
   const Schedule* schedule = lane.forecast.schedule();
-  if (schedule == nullptr || lane.short_of_room) {
+  if (schedule == nullptr || lane.short_of_room || lane.ahead_is_full) {
     return;
   }
   for (lane.planned = std::max(lane.planned, lane.forecast.cursor()); lane.planned < schedule->size(); ++lane.planned) {
@@ -44,6 +55,7 @@ void Policy::look_ahead(Tier tier) {
       continue;
     }
     if (state == CopyState::absent && !take_room_ahead(id, tier, lane.planned)) {
+      lane.ahead_is_full = true;
       return;
     }
     ++lane.ahead;

@@ -1,5 +1,6 @@
 // Requests: who waits for what, and who is granted it or refused.
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "memory/policy.h"
@@ -47,6 +48,7 @@ void Policy::grant(Request& request) {
       book_.record(access, device.used() - chunk_bytes_[index_of(Tier::device)]);
     }
     lanes_[index_of(access.tier)].forecast.advance(access.chunk);
+    lanes_[index_of(access.tier)].ahead_is_full = false;
   }
   request.verdict = Request::Verdict::granted;
 }
@@ -64,6 +66,9 @@ void Policy::refuse(Request& request, std::exception_ptr error) {
 
 void Policy::advance() {
   for (Lane& lane : lanes_) {
+    lane.short_of_room = false;
+  }
+  for (Lane& lane : lanes_) {
     serve(lane);
   }
   if (prefetch_depth_ > 0 && !failure_) {
@@ -75,8 +80,7 @@ void Policy::advance() {
 void Policy::serve(Lane& lane) {
   while (!lane.queue.empty()) {
     Request& first = *lane.queue.front();
-    lane.short_of_room = false;
-    const Progress progress = first.accesses.empty() ? advance_program(first) : advance_accesses(first);
+    const Progress progress = first.accesses.empty() ? advance_room(first) : advance_accesses(first);
     if (progress == Progress::blocked) {
       return;
     }
@@ -84,26 +88,47 @@ void Policy::serve(Lane& lane) {
   }
 }
 
-Policy::Progress Policy::advance_program(Request& request) {
-  const Tier tier = request.program_tier;
-  while (!budgets_[index_of(tier)]->try_reserve(request.program_kind, request.program_bytes)) {
-    if (!make_room(tier, request.program_bytes, false)) {
-      const bool is_tensor = request.program_kind == Kind::activation || request.program_kind == Kind::buffer ||
-                             request.program_kind == Kind::other;
+bool Policy::try_take_room(Request& request) {
+  if (!request.new_chunk) {
+    return budgets_[index_of(request.program_tier)]->try_reserve(request.program_kind, request.program_bytes);
+  }
+  const std::optional<ChunkId> id = try_add_chunk(*request.new_chunk);
+  request.chunk = id.value_or(0);
+  return id.has_value();
+}
+
+Policy::Progress Policy::advance_room(Request& request) {
+  const Tier tier = lane_of(request);
+  const bool for_chunk = request.new_chunk.has_value();
+  const std::uint64_t bytes = for_chunk ? request.new_chunk->room_bytes[index_of(tier)] : request.program_bytes;
+  while (!try_take_room(request)) {
+    if (!make_room(tier, bytes, for_chunk)) {
       refuse(request, out_of_memory({.tier = tier,
-                                     .bytes = request.program_bytes,
-                                     .what = is_tensor ? "a tensor of the program"
-                                                       : "a " + std::string(name_of(request.program_kind)) +
-                                                             " chunk to rest there"}));
+                                     .bytes = bytes,
+                                     .what = for_chunk ? "a " + describe(*request.new_chunk) + " to rest there"
+                                                       : "a tensor of the program",
+                                     .for_chunk = for_chunk}));
       return Progress::done;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {
-      lanes_[index_of(tier)].short_of_room = true;
+      wait_for_room(request, tier);
       return Progress::blocked;
     }
   }
   grant(request);
   return Progress::done;
+}
+
+void Policy::wait_for_room(Request& request, Tier tier) {
+  lanes_[index_of(tier)].short_of_room = true;
+  if (std::exchange(request.hurried, true)) {
+    return;
+  }
+  for (const ChunkId id : guests_[index_of(tier)]) {
+    if (chunks_[id].at(tier).outgoing > 0) {
+      urgent_.push_back({.chunk = id, .from = tier, .to = chunks_[id].info().home});
+    }
+  }
 }
 
 Policy::Progress Policy::advance_accesses(Request& request) {
@@ -154,7 +179,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
       return false;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(access.tier)] > 0) {
-      lanes_[index_of(access.tier)].short_of_room = true;
+      wait_for_room(request, access.tier);
       return false;
     }
   }
@@ -215,6 +240,7 @@ void Policy::unpin(const Access& access) {
   --copy.pins;
   copy.write_pins -= writes;
   copy.last_use = ++clock_;
+  lanes_[index_of(access.tier)].ahead_is_full = false;
   drop_if_dead(access.chunk);
   clean_if_done_with(access.chunk, access.tier);
 }

@@ -20,7 +20,20 @@ bool Policy::try_take_room(ChunkId id, Tier tier) {
   chunk_bytes_[at] += room;
   peak_chunk_bytes_[at] = std::max(peak_chunk_bytes_[at], chunk_bytes_[at]);
   chunk.step(tier, CopyStep::reserve);
+  if (tier != chunk.info().home) {
+    guests_[at].push_back(id);
+  }
   return true;
+}
+
+std::optional<ChunkId> Policy::try_add_chunk(const ChunkInfo& info) {
+  const auto id = static_cast<ChunkId>(chunks_.size());
+  chunks_.emplace_back(info);
+  if (try_take_room(id, info.home)) {
+    return id;
+  }
+  chunks_.pop_back();
+  return std::nullopt;
 }
 
 bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
@@ -53,6 +66,8 @@ void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
 
 void Policy::vacate(ChunkId id, Tier tier) {
   chunks_[id].step(tier, CopyStep::vacate);
+  std::vector<ChunkId>& guests = guests_[index_of(tier)];
+  guests.erase(std::find(guests.begin(), guests.end(), id));
   vacating_bytes_[index_of(tier)] += chunks_[id].info().room_bytes[index_of(tier)];
   vacates_.push_back({id, tier});
 }
@@ -73,14 +88,15 @@ std::optional<ChunkId> Policy::victim(Tier tier) const {
   std::optional<ChunkId> found;
   std::uint64_t furthest = 0;
   bool found_clean = false;
-  for (ChunkId id = 0; id < chunks_.size(); ++id) {
+  for (const ChunkId id : guests_[index_of(tier)]) {
     const Residency& chunk = chunks_[id];
     const Residency::Copy& copy = chunk.at(tier);
+    if (copy.state != CopyState::valid || copy.pins > 0 || copy.outgoing > 0) {
+      continue;
+    }
     const bool clean = chunk.readable_elsewhere(tier);
     // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
-    const bool can_leave = clean || chunk.at(chunk.info().home).state != CopyState::arriving;
-    if (copy.state != CopyState::valid || copy.pins > 0 || copy.outgoing > 0 || chunk.info().home == tier ||
-        !can_leave) {
+    if (!clean && chunk.at(chunk.info().home).state == CopyState::arriving) {
       continue;
     }
     const std::uint64_t away = distance(id, tier);

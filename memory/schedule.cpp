@@ -14,7 +14,9 @@ constexpr std::size_t sure_distance = 32;
 
 Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
   for (std::size_t position = 0; position < entries_.size(); ++position) {
-    uses_[entries_[position].chunk].push_back(position);
+    const ChunkId chunk = entries_[position].chunk;
+    uses_.resize(std::max<std::size_t>(uses_.size(), std::size_t{chunk} + 1));
+    uses_[chunk].push_back(position);
     if (position % block_entries == 0) {
       block_peaks_.push_back(0);
     }
@@ -23,12 +25,11 @@ Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
 }
 
 std::optional<std::size_t> Schedule::next_use(ChunkId chunk, std::size_t from) const {
-  const auto found = uses_.find(chunk);
-  if (found == uses_.end()) {
+  if (chunk >= uses_.size()) {
     return std::nullopt;
   }
-  const auto next = std::lower_bound(found->second.begin(), found->second.end(), from);
-  return next == found->second.end() ? std::nullopt : std::optional(*next);
+  const auto next = std::lower_bound(uses_[chunk].begin(), uses_[chunk].end(), from);
+  return next == uses_[chunk].end() ? std::nullopt : std::optional(*next);
 }
 
 std::uint64_t Schedule::program_peak(std::size_t from, std::size_t to) const {

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <list>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -42,7 +41,7 @@ class Schedule {
 
  private:
   std::vector<Entry> entries_;
-  std::unordered_map<ChunkId, std::vector<std::size_t>> uses_;
+  std::vector<std::vector<std::size_t>> uses_;  ///< by chunk
   std::vector<std::uint64_t> block_peaks_;
 };
 

@@ -162,7 +162,7 @@ class SimulatedDriver {
     after_event();
   }
   void set_update_queued(ChunkId chunk, bool queued) {
-    policy_.set_update_queued(chunk, queued);
+    policy_.set_update_queued({&chunk, 1}, queued);
     after_event();
   }
   /// The transfers for which somebody came to wait after they were started, since the last call.
