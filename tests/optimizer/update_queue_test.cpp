@@ -257,7 +257,9 @@ TEST_P(UpdateQueueResults, of_a_job_are_there_once_the_next_is_queued) {
   EXPECT_TRUE(world.is_current(world.sets[1]));
   EXPECT_TRUE(world.is_current(world.sets[2]));
   EXPECT_TRUE(world.is_current(world.sets[3]));
-  if (!in_background()) EXPECT_TRUE(world.is_current(world.sets[0])) << "the next one's turn has not come";
+  if (!in_background()) {
+    EXPECT_TRUE(world.is_current(world.sets[0])) << "the next one's turn has not come";
+  }
   EXPECT_EQ(queue.norm(first), max_norm() > 0 ? std::optional(norm) : std::nullopt) << "it stays known";
 }
 
@@ -444,7 +446,7 @@ class FailingUpdates : public testing::TestWithParam<double> {
  protected:
   FailingUpdates() : world_(scarce, Tier::nvme) { world_.add_sets(6); }
 
-  FaultyEngine& engine() { return world_.world.engine; }
+  FaultInjectingEngine& engine() { return world_.world.engine; }
   void use(std::size_t set) { world_.world.acquire(world_.sets[set].chunks.parameter, Tier::host); }
   /// Of the first sets nothing is on the host any more.
   void expect_first_sets_away() {
@@ -473,7 +475,9 @@ TEST_P(FailingUpdates, an_error_in_the_background_reaches_whoever_is_owed_someth
     EXPECT_NO_THROW(use(5)) << "which is owed nothing";
     EXPECT_THROW(queue.finish(), IoError) << "again";
     EXPECT_THROW(queue.submit(world_.job(2, GetParam(), {0})), IoError);
-    if (GetParam() > 0) EXPECT_THROW(queue.norm(ticket), IoError);
+    if (GetParam() > 0) {
+      EXPECT_THROW(queue.norm(ticket), IoError);
+    }
   }
   EXPECT_EQ(world_.current(), world_.all()) << "nothing has changed";
 }
