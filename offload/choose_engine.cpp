@@ -1,6 +1,7 @@
 #include "offload/choose_engine.h"
 
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -8,8 +9,11 @@
 #include "offload/uring_engine.h"
 
 namespace terrace {
+namespace {
 
-std::unique_ptr<IoEngine> make_io_engine(std::string_view choice) {
+std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)> decorator;
+
+std::unique_ptr<IoEngine> make_plain_engine(std::string_view choice) {
   if (choice == "threads") return std::make_unique<ThreadEngine>();
   if (choice != "auto" && choice != "io_uring") {
     throw ConfigError("nvme: there is no I/O engine \"" + std::string(choice) + "\"",
@@ -25,6 +29,17 @@ std::unique_ptr<IoEngine> make_io_engine(std::string_view choice) {
   log_once("nvme.io_engine", LogLevel::warning,
            "nvme: io_uring is not available: " + why_not + "; threads read and write instead");
   return std::make_unique<ThreadEngine>();
+}
+
+}  // namespace
+
+std::unique_ptr<IoEngine> make_io_engine(std::string_view choice) {
+  std::unique_ptr<IoEngine> engine = make_plain_engine(choice);
+  return decorator ? decorator(std::move(engine)) : std::move(engine);
+}
+
+void decorate_io_engines(std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)> decorate) {
+  decorator = std::move(decorate);
 }
 
 }  // namespace terrace

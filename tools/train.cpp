@@ -61,6 +61,7 @@ void run_steps(Training& training, std::int64_t last_step, const std::vector<std
     report.stall_seconds += step.stall_seconds;
     for (const Link link : all_links) report.moved_in_steps[index_of(link)] += step.bytes_moved[index_of(link)];
   }
+  training.finish();
 }
 
 }  // namespace

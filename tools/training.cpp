@@ -98,6 +98,10 @@ StepMetrics Training::step() {
   return metrics;
 }
 
+void Training::finish() {
+  if (session_) typed([&] { session_->synchronize(); });
+}
+
 /// Returns the mean loss. Nothing of the graphs is left when it returns.
 double Training::accumulate_gradients() {
   const auto parts = static_cast<double>(config_.train.accumulate);

@@ -32,6 +32,8 @@ class Training {
   Training(const Config& config, const Dataset& dataset, bool unmanaged);
 
   StepMetrics step();
+  /// Waits for the updates that are still queued after the last step: what fails in one is thrown here at the latest.
+  void finish();
 
   /// The mean loss over `batches` held-out batches, or as many as there are. Stops early, with what it has, when
   /// `stop` says so.

@@ -16,7 +16,7 @@
 #include "offload/nvme_store.h"
 #include "offload/thread_engine.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/offload/faulty_engine.h"
+#include "tests/offload/fault_injecting_engine.h"
 
 namespace terrace {
 
@@ -53,7 +53,7 @@ class StreamWorld {
   }
 
   TemporaryFolder folder;
-  FaultyEngine engine{std::make_unique<ThreadEngine>()};
+  FaultInjectingEngine engine{std::make_unique<ThreadEngine>()};
   EmulatedDevice device;
   HostArena arena;
   NvmeStore store;

@@ -1,13 +1,16 @@
 #include "offload/choose_engine.h"
 
 #include <cerrno>
+#include <memory>
 #include <string>
 #include <sys/syscall.h>
+#include <utility>
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
 #include "offload/uring_engine.h"
+#include "tests/offload/fault_injecting_engine.h"
 #include "tests/offload/refused_call.h"
 
 namespace terrace {
@@ -33,6 +36,16 @@ TEST(ChooseEngine, falls_back_to_threads_only_if_the_choice_was_left_open) {
 
 TEST(ChooseEngine, refuses_other_names) {
   for (const char* name : {"", "posix", "IO_URING"}) EXPECT_THROW(make_io_engine(name), ConfigError);
+}
+
+TEST(ChooseEngine, can_be_decorated_by_a_test) {
+  decorate_io_engines([](std::unique_ptr<IoEngine> engine) {
+    EXPECT_EQ(engine->name(), "threads");
+    return std::make_unique<FaultInjectingEngine>(std::move(engine));
+  });
+  EXPECT_EQ(make_io_engine("threads")->name(), "fault_injecting");
+  decorate_io_engines(nullptr);
+  EXPECT_EQ(make_io_engine("threads")->name(), "threads");
 }
 
 }  // namespace

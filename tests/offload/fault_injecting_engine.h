@@ -1,11 +1,13 @@
-/// An engine that does wrong on purpose.
+/// An engine that does wrong on purpose: the only one, for the tests of every floor.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,9 +35,18 @@ enum class Fault : std::uint8_t {
 struct FaultRule {
   Fault fault = Fault::io_error;
   std::optional<IoOperation::Direction> direction = std::nullopt;
-  std::optional<std::uint64_t> nth = std::nullopt;  // among the operations of its own direction, from 0
-  std::function<bool(const IoOperation&)> when = nullptr;
+  std::optional<std::uint64_t> nth = std::nullopt;         // among the operations of its own direction, from 0
+  std::function<bool(const IoOperation&)> when = nullptr;  // called in order of submission, one at a time
   double probability = 1;
+};
+
+/// A fault that happened, and to what.
+struct InjectedFault {
+  Fault fault;
+  IoOperation::Direction direction;
+  std::string path;
+  std::uint64_t offset;
+  std::size_t bytes;
 };
 
 /// Passes operations on to a real engine, except where a rule says otherwise; the first rule that applies wins.
@@ -59,32 +70,50 @@ class FaultInjectingEngine : public IoEngine {
     const std::lock_guard lock(mutex_);
     rules_.clear();
   }
+  /// The faults of rules that have happened so far.
+  std::vector<InjectedFault> injected() const {
+    const std::lock_guard lock(mutex_);
+    return injected_;
+  }
 
-  std::atomic<std::uint64_t> reads_seen{0};
-  std::atomic<std::uint64_t> writes_seen{0};
+  /// Operations of a direction that were submitted so far.
+  std::uint64_t seen(Direction direction) const { return seen_[index_of(direction)]; }
   /// So many of the next operations are tried on a file that is not open.
   std::atomic<int> failing_reads{0};
   std::atomic<int> failing_writes{0};
   /// Called by the submitting thread, before it is decided what becomes of the write.
   std::function<void(std::uint64_t offset)> before_write;
 
+  /// From now on writes are held back, but for as many as are let through.
+  void hold_writes() { writes_allowed_ = 0; }
+  void let_through(int writes) {
+    writes_allowed_ += writes;
+    const std::lock_guard lock(mutex_);
+    for (IoQueue* queue : queues_) queue->wake();
+  }
+
  private:
   class Queue;
 
+  static std::size_t index_of(Direction direction) { return direction == Direction::read ? 0 : 1; }
+
   std::optional<Fault> fault_for(const IoOperation& operation) {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t ordinal = (operation.direction == Direction::read ? reads_seen : writes_seen)++;
+    const std::uint64_t ordinal = seen_[index_of(operation.direction)]++;
     for (const FaultRule& rule : rules_) {
       if (rule.direction && *rule.direction != operation.direction) continue;
       if (rule.nth && *rule.nth != ordinal) continue;
       if (rule.when && !rule.when(operation)) continue;
-      if (std::uniform_real_distribution<>()(random_) < rule.probability) return rule.fault;
+      if (std::uniform_real_distribution<>()(random_) < rule.probability) {
+        injected_.push_back(
+            {rule.fault, operation.direction, operation.file->path.string(), operation.offset, operation.bytes});
+        return rule.fault;
+      }
     }
     return std::nullopt;
   }
 
-  bool fails_by_count(Direction direction) {
-    std::atomic<int>& left = direction == Direction::read ? failing_reads : failing_writes;
+  static bool take_one(std::atomic<int>& left) {
     int seen = left.load();
     while (seen > 0 && !left.compare_exchange_weak(seen, seen - 1)) {
     }
@@ -96,22 +125,34 @@ class FaultInjectingEngine : public IoEngine {
     const std::lock_guard lock(mutex_);
     use(random_);
   }
+  /// In the first half: at the end of a last block there may be bytes that nobody needs.
   void flip_a_bit(std::byte* memory, std::size_t bytes) {
     with_random([&](std::mt19937_64& random) {
-      const std::uint64_t bit = random() % (bytes * 8);
+      const std::uint64_t bit = random() % (bytes * 4);
       memory[bit / 8] ^= std::byte{1} << (bit % 8);
     });
   }
 
   const std::unique_ptr<IoEngine> engine_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::mt19937_64 random_;
   std::vector<FaultRule> rules_;
+  std::vector<InjectedFault> injected_;
+  std::vector<IoQueue*> queues_;
+  std::array<std::atomic<std::uint64_t>, 2> seen_{};
+  std::atomic<int> writes_allowed_{std::numeric_limits<int>::max() / 2};
 };
 
 class FaultInjectingEngine::Queue : public IoQueue {
  public:
-  Queue(FaultInjectingEngine& engine, std::unique_ptr<IoQueue> queue) : engine_(engine), queue_(std::move(queue)) {}
+  Queue(FaultInjectingEngine& engine, std::unique_ptr<IoQueue> queue) : engine_(engine), queue_(std::move(queue)) {
+    const std::lock_guard lock(engine_.mutex_);
+    engine_.queues_.push_back(this);
+  }
+  ~Queue() override {
+    const std::lock_guard lock(engine_.mutex_);
+    std::erase(engine_.queues_, this);
+  }
 
   std::size_t depth() const noexcept override { return queue_->depth(); }
   std::size_t in_flight() const noexcept override { return flights_.size(); }
@@ -131,22 +172,28 @@ class FaultInjectingEngine::Queue : public IoQueue {
       return;
     }
     if (flight.fault == Fault::short_transfer) passed.bytes = half(operation.bytes);
-    if (flight.fault == Fault::flipped_bit && operation.direction == Direction::write && operation.bytes > 0) {
+    const bool writes = operation.direction == Direction::write;
+    if (flight.fault == Fault::flipped_bit && writes && operation.bytes > 0) {
       flight.wrong.assign(operation.memory, operation.memory + operation.bytes);
       engine_.flip_a_bit(flight.wrong.data(), flight.wrong.size());
       passed.memory = flight.wrong.data();
     }
-    if (engine_.fails_by_count(operation.direction)) {
+    if (take_one(writes ? engine_.failing_writes : engine_.failing_reads)) {
       flight.nowhere = {-1, operation.file->path};
       passed.file = &flight.nowhere;
     }
-    queue_->submit(passed);
+    if (writes && !take_one(engine_.writes_allowed_)) {
+      held_.push_back(passed);
+    } else {
+      queue_->submit(passed);
+    }
   }
 
   void wait(std::vector<IoCompletion>& done) override {
     // The queue below takes a wake-up for itself even if all that it has completed is held back here.
     for (;;) {
       const bool woken = woken_.exchange(false);
+      submit_held();
       if (over_.empty() && !woken) {
         queue_->wait(batch_);
       } else {
@@ -157,6 +204,7 @@ class FaultInjectingEngine::Queue : public IoQueue {
   }
 
   void poll(std::vector<IoCompletion>& done) override {
+    submit_held();
     queue_->poll(batch_);
     hand_over(done);
   }
@@ -175,6 +223,13 @@ class FaultInjectingEngine::Queue : public IoQueue {
   };
 
   static std::size_t half(std::size_t bytes) { return bytes / 2 / 4096 * 4096; }
+
+  void submit_held() {
+    while (!held_.empty() && take_one(engine_.writes_allowed_)) {
+      queue_->submit(held_.front());
+      held_.erase(held_.begin());
+    }
+  }
 
   bool hand_over(std::vector<IoCompletion>& done) {
     for (const IoCompletion& completion : batch_) {
@@ -212,6 +267,7 @@ class FaultInjectingEngine::Queue : public IoQueue {
   FaultInjectingEngine& engine_;
   std::unordered_map<const void*, std::unique_ptr<Flight>> flights_;
   std::vector<IoCompletion> batch_, over_, late_;  // owners are flights
+  std::vector<IoOperation> held_;                  // so are theirs
   std::atomic<bool> woken_{false};
   std::unique_ptr<IoQueue> queue_;  // last: it ends before the memory it uses
 };

@@ -3,6 +3,7 @@
 #include "tests/offload/fault_injecting_engine.h"
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -112,8 +113,8 @@ TEST_F(FaultInjectingEngineTest, chooses_by_direction_ordinal_predicate_and_seed
   EXPECT_EQ(result_of(Direction::write), "ok");
   EXPECT_NE(result_of(Direction::read), "ok");
   EXPECT_EQ(result_of(Direction::read), "ok");
-  EXPECT_EQ(engine_.reads_seen, 3U);
-  EXPECT_EQ(engine_.writes_seen, 2U);
+  EXPECT_EQ(engine_.seen(Direction::read), 3U);
+  EXPECT_EQ(engine_.seen(Direction::write), 2U);
 
   engine_.heal();
   engine_.inject({.when = [](const IoOperation& operation) { return operation.offset > 0; }});
@@ -125,6 +126,40 @@ TEST_F(FaultInjectingEngineTest, chooses_by_direction_ordinal_predicate_and_seed
   for (int i = 0; i < 100; ++i) failed += result_of(Direction::read) != "ok" ? 1 : 0;
   EXPECT_GT(failed, 20);
   EXPECT_LT(failed, 80);
+}
+
+TEST_F(FaultInjectingEngineTest, tells_what_befell_what) {
+  engine_.inject({.fault = Fault::flipped_bit, .direction = Direction::read});
+  run(Direction::write, 1);
+  EXPECT_TRUE(engine_.injected().empty());
+  run(Direction::read, 1);
+  ASSERT_EQ(engine_.injected().size(), 1U);
+  const InjectedFault injected = engine_.injected().front();
+  EXPECT_EQ(injected.fault, Fault::flipped_bit);
+  EXPECT_EQ(injected.direction, Direction::read);
+  EXPECT_EQ(injected.path, file_.get().path.string());
+  EXPECT_EQ(injected.offset, 0U);
+  EXPECT_EQ(injected.bytes, kBytes);
+}
+
+TEST_F(FaultInjectingEngineTest, holds_writes_back_until_they_are_let_through) {
+  write_file_at(file_.get(), 0, random_bytes(kBytes, 2));
+  engine_.hold_writes();
+  const auto queue = engine_.open_queue(4);
+  int number = 0;
+  AlignedBytes read_into(kBytes);
+  queue->submit({Direction::write, &file_.get(), 0, memory_.data(), kBytes, &number});
+  queue->submit({Direction::read, &file_.get(), 0, read_into.data(), kBytes, nullptr});
+  std::vector<IoCompletion> done;
+  queue->wait(done);
+  ASSERT_EQ(done.size(), 1U) << "reads pass";
+  EXPECT_EQ(read_into, random_bytes(kBytes, 2));
+  EXPECT_EQ(queue->in_flight(), 1U);
+  std::thread opener([&] { engine_.let_through(1); });
+  while (queue->in_flight() > 0) queue->wait(done);
+  opener.join();
+  EXPECT_EQ(done.size(), 2U);
+  EXPECT_EQ(on_disk(), memory_);
 }
 
 TEST_F(FaultInjectingEngineTest, fails_as_many_as_it_is_told_to) {

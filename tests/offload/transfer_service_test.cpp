@@ -25,7 +25,7 @@
 #include "offload/thread_engine.h"
 #include "offload/uring_engine.h"
 #include "tests/base/temporary_folder.h"
-#include "tests/offload/faulty_engine.h"
+#include "tests/offload/fault_injecting_engine.h"
 
 namespace terrace {
 namespace {
@@ -33,8 +33,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
-using Direction = FaultyEngine::Direction;
-using Fault = FaultyEngine::Fault;
+using Direction = FaultInjectingEngine::Direction;
 using enum TransferPriority;
 
 constexpr auto device = Tier::device;
@@ -43,7 +42,7 @@ constexpr auto nvme = Tier::nvme;
 
 constexpr std::size_t granule = 8192;
 constexpr std::size_t many_blocks = 21;
-/// The last block is a partial one, of more than half a page: that is where bits flip.
+/// The last block is a partial one, of more than half a page: bits flip in the first half.
 constexpr std::uint64_t many_bytes = (many_blocks - 1) * granule + 3000;
 constexpr std::size_t operations_at_once = 8;  ///< that the service gives to an engine each way
 constexpr std::size_t guard_bytes = 64;
@@ -254,10 +253,8 @@ class TransferServiceTest : public testing::TestWithParam<const char*> {
   }
   /// The `number`-th operation from now on of that direction suffers the fault.
   void inject(Direction direction, std::uint64_t number, Fault fault) {
-    const std::uint64_t at = engine_->seen(direction) + number;
-    engine_->choose = [=](Direction which, std::uint64_t seen) {
-      return which == direction && seen == at ? fault : Fault::none;
-    };
+    engine_->heal();
+    engine_->inject({.fault = fault, .direction = direction, .nth = engine_->seen(direction) + number});
   }
 
   TemporaryFolder folder_;
@@ -265,7 +262,7 @@ class TransferServiceTest : public testing::TestWithParam<const char*> {
   HostArena arena_{granule, 1024};
   NvmeStore store_{{folder_.path()}, ExtentFileHeader::kBytes + 1024 * granule, granule};
   Recorder recorder_;
-  std::optional<FaultyEngine> engine_;
+  std::optional<FaultInjectingEngine> engine_;
   std::optional<TransferService> service_;
   std::mutex mutex_;
   std::deque<Object> objects_;
@@ -390,9 +387,9 @@ TEST_P(TransferServiceTest, counts_bytes_by_link_and_kind) {
 
 TEST_P(TransferServiceTest, what_failed_counts_as_not_moved) {
   Object& each = object(many_bytes);
-  inject(Direction::write, many_blocks - 1, Fault::eio);
+  inject(Direction::write, many_blocks - 1, Fault::io_error);
   EXPECT_FALSE(start(each, host, nvme).succeeded());
-  inject(Direction::write, many_blocks - 1, Fault::eio);
+  inject(Direction::write, many_blocks - 1, Fault::io_error);
   EXPECT_FALSE(start(each, device, nvme).succeeded());
   EXPECT_EQ(service_->moved(), TransferService::Moved{});
 }
@@ -629,7 +626,7 @@ INSTANTIATE_TEST_SUITE_P(On, TransferFailureTest, testing::Values("threads", "io
 // Staging that is not given back would soon be missing: there is less of it than failures here.
 TEST_P(TransferFailureTest, a_failed_read_fails_its_transfer_and_leaves_nothing_behind) {
   for (const Tier to : {device, host}) {
-    for (const Fault fault : {Fault::eio, Fault::short_transfer, Fault::flipped_bit}) {
+    for (const Fault fault : {Fault::io_error, Fault::short_transfer, Fault::flipped_bit}) {
       for (const int where : {0, 1, 2}) fail_at(block_at(where), {nvme, to, fault});
     }
   }
@@ -637,7 +634,7 @@ TEST_P(TransferFailureTest, a_failed_read_fails_its_transfer_and_leaves_nothing_
 
 TEST_P(TransferFailureTest, a_failed_write_fails_its_transfer_and_leaves_nothing_behind) {
   for (const Tier from : {device, host}) {
-    for (const Fault fault : {Fault::eio, Fault::enospc, Fault::short_transfer}) {
+    for (const Fault fault : {Fault::io_error, Fault::no_space, Fault::short_transfer}) {
       for (const int where : {0, 1, 2}) fail_at(block_at(where), {from, nvme, fault});
     }
   }

@@ -446,7 +446,7 @@ class FailingUpdates : public testing::TestWithParam<double> {
  protected:
   FailingUpdates() : world_(scarce, Tier::nvme) { world_.add_sets(6); }
 
-  FaultyEngine& engine() { return world_.world.engine; }
+  FaultInjectingEngine& engine() { return world_.world.engine; }
   void use(std::size_t set) { world_.world.acquire(world_.sets[set].chunks.parameter, Tier::host); }
   /// Of the first sets nothing is on the host any more.
   void expect_first_sets_away() {

@@ -1,0 +1,198 @@
+// Programs that leave the schedule that was recorded of them: they go on with the bits of unmanaged, and once they are
+// back on a schedule that was seen before, so are their fetches.
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/base/temporary_folder.h"
+#include "tests/integration/small_gpt.h"
+
+namespace terrace::testing {
+namespace {
+
+enum class Departure : std::uint8_t { none, skipped_layer, other_length, evaluation, exception };
+constexpr const char* departure_names[] = {"none", "skipped_layer", "other_length", "evaluation", "exception"};
+
+constexpr int steps = 14;
+constexpr int departs_at = 6;
+constexpr int back_at = departs_at + 1 + 3;  // after three steps of the schedule that was seen before
+
+struct Way {
+  Departure departure;
+  const char* update;
+  bool uses_nvme;
+};
+
+SmallGptShape shape() {
+  SmallGptShape shape;
+  shape.width = 128;
+  return shape;
+}
+
+struct Outcome {
+  std::vector<float> losses;
+  std::vector<at::Tensor> parameters;
+  std::vector<std::uint64_t> fetches;  // on demand, by step
+};
+
+Config config_for(const Way& way, const std::filesystem::path& folder) {
+  Config config = Config::parse(way.uses_nvme ? R"([placement]
+parameters={host=0.5, nvme=0.5}
+gradients={host=0.5, nvme=0.5}
+optimizer={host=0.5, nvme=0.5}
+)"
+                                              : "",
+                                "off_schedule", {"nvme.paths=[\"" + folder.string() + "\"]"});
+  config.device.memory = 4 << 20;
+  config.device.chunks = 960 << 10;  // of 3 MiB of parameters
+  config.host.memory = way.uses_nvme ? 10 << 20 : 24 << 20;
+  config.nvme.memory = 20 << 20;
+  config.placement.chunk = 64 << 10;
+  config.optimizer.update = way.update;
+  config.log.level = LogLevel::error;
+  return config;
+}
+
+at::Tensor forward(SmallGpt& model, const at::Tensor& tokens, const at::Tensor& targets, Departure departure) {
+  at::Tensor x = model.embedding(tokens) + model.position(torch::arange(tokens.size(1)));
+  for (std::size_t layer = 0; layer < model.layers.size(); ++layer) {
+    if (layer == 2 && departure == Departure::skipped_layer) {
+      continue;
+    }
+    if (layer == 2 && departure == Departure::exception) {
+      throw std::runtime_error("mid-forward");
+    }
+    x = model.layers[layer]->forward(x);
+  }
+  const at::Tensor logits = torch::linear(model.norm(x), model.embedding->weight);
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
+}
+
+Outcome train(Departure departure, const std::optional<Config>& config) {
+  // As many threads as cores: no update runs beside the program, so that its accesses come in a fixed order.
+  at::set_num_threads(static_cast<int>(std::thread::hardware_concurrency()));
+  torch::manual_seed(7);
+  std::optional<Session> session;
+  if (config) {
+    session.emplace(*config);
+  }
+  const auto build = [] { return std::make_shared<SmallGpt>(shape()); };
+  const std::shared_ptr<SmallGpt> model = session ? session->construct(build) : build();
+  const auto options = torch::optim::AdamWOptions(3e-3).weight_decay(0.1);
+  std::optional<AdamW> optimizer;
+  if (session) {
+    session->manage(*model);
+    optimizer.emplace(*session, options);
+  } else {
+    optimizer.emplace(model->parameters(), options);
+  }
+  optimizer->max_gradient_norm(0.5);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(11);
+  Outcome outcome;
+  std::uint64_t fetches = 0;
+  for (int step = 0; step < steps; ++step) {
+    const Departure now = step == departs_at ? departure : Departure::none;
+    const std::int64_t length = now == Departure::other_length ? shape().sequence / 2 : shape().sequence;
+    const auto batch = torch::randint(shape().vocabulary, {2, shape().sequence + 1}, generator, torch::kLong);
+    const at::Tensor tokens = batch.slice(1, 0, length);
+    const at::Tensor targets = batch.slice(1, 1, length + 1);
+    if (now == Departure::evaluation) {
+      const at::NoGradGuard no_grad;
+      outcome.losses.push_back(forward(*model, tokens, targets, now).item<float>());
+    }
+    try {
+      const at::Tensor loss = forward(*model, tokens, targets, now);
+      loss.backward();
+      optimizer->step();
+      outcome.losses.push_back(loss.item<float>());
+    } catch (const std::runtime_error&) {
+      EXPECT_EQ(now, Departure::exception);
+    }
+    optimizer->zero_grad();
+    if (session) {
+      const std::uint64_t before = std::exchange(fetches, session->memory_usage().demand_fetches);
+      outcome.fetches.push_back(fetches - before);
+    }
+  }
+  optimizer.reset();
+  session.reset();
+  for (const at::Tensor& parameter : model->parameters()) {
+    outcome.parameters.push_back(parameter.detach().clone());
+  }
+  return outcome;
+}
+
+class OffSchedule : public ::testing::TestWithParam<Way> {
+ protected:
+  ~OffSchedule() override { at::set_num_threads(threads_before_); }
+
+  const int threads_before_ = at::get_num_threads();
+  const TemporaryFolder folder_;
+};
+
+std::vector<Way> ways() {
+  std::vector<Way> all;
+  for (const Departure departure :
+       {Departure::skipped_layer, Departure::other_length, Departure::evaluation, Departure::exception}) {
+    for (const char* update : {"deferred", "immediate"}) {
+      for (const bool uses_nvme : {false, true}) {
+        all.push_back({departure, update, uses_nvme});
+      }
+    }
+  }
+  return all;
+}
+
+void print(const char* what, const std::vector<std::uint64_t>& fetches) {
+  std::printf("%s:", what);
+  for (const std::uint64_t count : fetches) {
+    std::printf(" %llu", static_cast<unsigned long long>(count));
+  }
+  std::printf("\n");
+}
+
+/// Whether a transfer ahead of need can start in time depends on when others end, so that single steps differ between
+/// runs, by a few of some 40 fetches.
+constexpr std::uint64_t tolerance = 2;
+
+std::uint64_t median_from(const std::vector<std::uint64_t>& fetches, int first_step) {
+  std::vector<std::uint64_t> sorted(fetches.begin() + first_step, fetches.end());
+  std::sort(sorted.begin(), sorted.end());
+  return sorted[sorted.size() / 2];
+}
+
+}  // namespace
+
+INSTANTIATE_TEST_SUITE_P(Ways, OffSchedule, ::testing::ValuesIn(ways()), [](const auto& way) {
+  return std::string(departure_names[static_cast<std::size_t>(way.param.departure)]) + "_" + way.param.update +
+         (way.param.uses_nvme ? "_nvme" : "_host");
+});
+
+TEST_P(OffSchedule, keeps_the_bits_and_finds_back) {
+  const Way way = GetParam();
+  const Outcome unmanaged = train(way.departure, std::nullopt);
+  const Outcome undisturbed = train(Departure::none, config_for(way, folder_.path()));
+  const Outcome managed = train(way.departure, config_for(way, folder_.path()));
+  EXPECT_EQ(managed.losses, unmanaged.losses);
+  ASSERT_EQ(managed.parameters.size(), unmanaged.parameters.size());
+  for (std::size_t i = 0; i < managed.parameters.size(); ++i) {
+    EXPECT_TRUE(same_bits(managed.parameters[i], unmanaged.parameters[i])) << "parameter " << i;
+  }
+  print("fetches on demand, undisturbed", undisturbed.fetches);
+  print("fetches on demand, disturbed  ", managed.fetches);
+  const std::uint64_t usual = median_from(undisturbed.fetches, 2);
+  EXPECT_GT(undisturbed.fetches[0], 4 * usual) << "little is fetched ahead: the test would prove little";
+  EXPECT_GT(std::max(managed.fetches[departs_at], managed.fetches[departs_at + 1]), 2 * usual + tolerance)
+      << "it has not left the schedule";
+  EXPECT_LE(median_from(managed.fetches, back_at), usual + tolerance);
+}
+
+}  // namespace terrace::testing

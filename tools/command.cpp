@@ -1,0 +1,114 @@
+#include "tools/command.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "tools/exit_code.h"
+#include "tools/train.h"
+#include "tools/version.h"
+
+namespace terrace {
+namespace {
+
+/// Whole numbers only; what CLI11 brings shows in the help, and names the largest double.
+CLI::Validator at_least(std::int64_t least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        std::int64_t value = 0;
+        const bool whole = CLI::detail::lexical_cast(text, value) && value >= least;
+        return whole ? std::string() : "found " + text + "; accepted: a whole number from " + std::to_string(least);
+      },
+      "");
+}
+
+constexpr const char* kTrainFooter =
+    "Example: a small model on any text, with 96 MiB on the device and the rest on the host:\n"
+    "  terrace train --data ~/notes --set device.memory=96MiB --set train.steps=200 --evaluate 16\n"
+    "The same without Terrace, to compare loss and speed: add --unmanaged.\n"
+    "\nExit codes: 0 done, 1 internal error, 2 bad usage, configuration or data, 3 a budget is too small,\n"
+    "4 I/O failed, 5 data corrupt, 130 interrupted.";
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> data;
+  std::vector<std::string> settings;
+  TrainOptions options;
+};
+
+CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
+  TrainOptions& options = arguments.options;
+  CLI::App* train = app.add_subcommand("train", "Train a GPT on text, its memory spread over device, host and NVMe");
+  train->add_option("--config", arguments.config, "Configuration file (TOML); every key has a default")
+      ->type_name("FILE");
+  train->add_option("--data", arguments.data, "Text files or folders, instead of data.paths")->type_name("PATH");
+  train->add_option("--set", arguments.settings, "Set one key of the configuration, as in device.memory=64MiB")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  train->add_option("--metrics", options.metrics, "Write one JSON object a step")->type_name("FILE");
+  train->add_option("--output", options.output, "Folder for config.toml, metrics.jsonl, sample.txt and report.json")
+      ->type_name("FOLDER");
+  train->add_flag("--unmanaged", options.unmanaged, "Train with plain LibTorch, all in memory: the same losses");
+  train->add_option("--stop-after", options.stop_after, "End after so many steps of train.steps")
+      ->type_name("STEPS")
+      ->check(at_least(1));
+  train->add_option("--evaluate", options.evaluate, "Held-out batches to measure after training")
+      ->type_name("BATCHES")
+      ->check(at_least(0));
+  train->add_option("--sample", options.sample, "Bytes to generate after training")
+      ->type_name("BYTES")
+      ->check(at_least(0));
+  train->add_option("--prompt", options.prompt, "What the sample continues")->type_name("TEXT");
+  train->add_flag("--json", options.json, "Report as JSON");
+  train->footer(kTrainFooter);
+  return train;
+}
+
+ExitCode run_train(TrainArguments& arguments) {
+  Config& config = arguments.options.config;
+  config = arguments.config.empty() ? Config::parse("", "configuration", arguments.settings)
+                                    : Config::load(arguments.config, arguments.settings);
+  if (!arguments.data.empty()) config.data.paths.assign(arguments.data.begin(), arguments.data.end());
+  set_log_level(config.log.level);
+  return train(arguments.options) ? ExitCode::done : ExitCode::interrupted;
+}
+
+ExitCode run(int argc, char** argv) {
+  CLI::App app("Terrace trains models larger than the device's memory", "terrace");
+  app.set_version_flag("--version", std::string("terrace ") + version);
+  app.require_subcommand(1);
+  app.footer("Example:\n  terrace train --help");
+  TrainArguments arguments;
+  const CLI::App* train = add_train(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    app.exit(help);
+    return ExitCode::done;
+  } catch (const CLI::ParseError& error) {
+    throw ConfigError(error.what(), train->parsed() ? "see terrace train --help" : "see terrace --help");
+  }
+  return run_train(arguments);
+}
+
+}  // namespace
+
+int run_command(int argc, char** argv) noexcept {
+  try {
+    return static_cast<int>(run(argc, argv));
+  } catch (...) {
+    const Failure failure = failure_of(std::current_exception());
+    std::fprintf(stderr, "terrace: %s\n", failure.message.c_str());
+    return static_cast<int>(failure.code);
+  }
+}
+
+}  // namespace terrace
