@@ -1,0 +1,282 @@
+#include "tools/stand_in_cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/units.h"
+#include "integration/adamw.h"
+#include "integration/session.h"
+#include "offload/copy_rate.h"
+#include "tools/bare_loops.h"
+#include "tools/bare_nvme.h"
+#include "tools/bench_session.h"
+#include "tools/stand_in.h"
+
+namespace terrace {
+namespace {
+
+constexpr Target kTarget{Target::Sense::at_most, 1.25};
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kDeviceBytes = 32 * kMiB;
+constexpr double kChunkBytes = 4 * kMiB;
+constexpr double kHostMargin = 40 * kMiB;  // beside what rests: staging, and states on their way
+constexpr double kStepSeconds = 0.25;      // where the rates leave the choice
+constexpr double kOther = 0.65;            // of the bounding term, what the others are to take
+constexpr double kLeastLink = 0.25e9;
+constexpr double kMostLink = 2e9;
+constexpr double kLinkOfCopy = 0.38;  // copies must not take the cores
+constexpr int kTimedSteps = 4;
+constexpr int kCalibrations = 4;
+constexpr std::size_t kDriftCheck = 5;  // pairs
+constexpr double kSumOf = 2;            // a read and a write of the same bytes
+
+GptOptions model_options() { return {.layers = 8, .heads = 6, .width = 384, .sequence = 64}; }
+
+/// What a case is made of.
+struct Setting {
+  double compute_seconds = 0;
+  double link_rate = 0;
+  double nvme_share = 0;  ///< of the states
+};
+
+/// Bytes that a step cannot do without, given what device and host can keep.
+struct Necessary {
+  Necessary(double parameters, double nvme_share)
+      : in(4 * parameters + std::max(0.0, 4 * parameters - kDeviceBytes)),  // the update makes the forward's new
+        out(4 * parameters),
+        nvme(std::max(0.0, 8 * parameters * nvme_share - kHostMargin)) {}
+  double in;
+  double out;
+  double nvme;  ///< each way
+};
+
+/// The independent loops, shared by calibration and rounds.
+struct Loops {
+  Loops(const std::filesystem::path& folder, double parameters)
+      : nvme(folder, static_cast<std::uint64_t>(8 * parameters)) {}
+
+  double nvme_seconds(double bytes_each_way) {
+    const auto bytes = static_cast<std::uint64_t>(bytes_each_way);
+    return nvme.seconds(bytes, bytes);
+  }
+
+  Terms measure(StandIn& model, const Setting& setting) {
+    const auto parameters = static_cast<double>(model.elements());
+    const Necessary necessary(parameters, setting.nvme_share);
+    const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
+    Terms terms;
+    terms[Term::compute] = model.bare_compute_seconds();
+    terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), setting.link_rate);
+    terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), setting.link_rate);
+    terms[Term::nvme] = nvme_seconds(necessary.nvme);
+    terms[Term::update] = bare.update_seconds(whole(parameters));
+    const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
+    const double checksums = bare.checksum_seconds(whole(kSumOf * necessary.nvme));
+    const double gradients = bare.fill_seconds(whole(4 * parameters));
+    terms[Term::cores] = (terms[Term::update] + copies + checksums + gradients) / hardware_cores();
+    return terms;
+  }
+
+  BareLoops bare;
+  BareNvme nvme;
+};
+
+/// Wanted sizes of compute, link and NVMe, of the step.
+struct Weights {
+  double compute = kOther;
+  double link = kOther;
+  double nvme = kOther;
+};
+
+Weights weights_of(Bound bound) {
+  Weights weights;
+  if (bound == Bound::compute || bound == Bound::balanced) weights.compute = 1;
+  if (bound == Bound::link || bound == Bound::balanced) weights.link = 1;
+  if (bound == Bound::nvme || bound == Bound::balanced) weights.nvme = 1;
+  return weights;
+}
+
+Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
+  const auto parameters = static_cast<double>(model.elements());
+  const Weights weights = weights_of(bound);
+  const Necessary all_on_nvme(parameters, 1);
+  std::vector<double> rates;
+  std::vector<double> copy_rates;
+  std::vector<double> core_seconds;
+  for (int round = 0; round < 5; ++round) {
+    rates.push_back(all_on_nvme.nvme / loops.nvme_seconds(all_on_nvme.nvme));
+    copy_rates.push_back(measured_copy_rate());
+    core_seconds.push_back(
+        loops.measure(model, {.compute_seconds = 0, .link_rate = 1e12, .nvme_share = 1})[Term::cores]);
+  }
+  const double nvme_rate = median_of(rates);  // each way, both at once
+  const double most_link = std::min(kMostLink, kLinkOfCopy * median_of(copy_rates));
+  const double cores = median_of(core_seconds);
+
+  double step = kStepSeconds;
+  step = std::min(step, all_on_nvme.nvme / nvme_rate / weights.nvme);
+  step = std::min(step, all_on_nvme.in / kLeastLink / weights.link);
+  step = std::max({step, all_on_nvme.in / most_link / weights.link, cores / kOther});
+
+  Setting setting;
+  setting.compute_seconds = step * weights.compute;
+  setting.link_rate = std::floor(std::min(all_on_nvme.in / (step * weights.link), most_link));
+  setting.nvme_share = std::min(1.0, (step * weights.nvme * nvme_rate + kHostMargin) / (8 * parameters));
+  return setting;
+}
+
+Config config_of(double parameters, const Setting& setting, const std::filesystem::path& nvme) {
+  const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
+  Config config;
+  config.device.kind = "emulated";
+  config.device.memory = whole(kDeviceBytes);
+  config.device.link = whole(setting.link_rate);
+  config.host.memory = whole(8 * parameters + 8 * parameters * (1 - setting.nvme_share) + kHostMargin);
+  config.nvme.paths = {nvme};
+  config.nvme.memory = whole(8 * parameters * 1.2 + 64 * kMiB);
+  config.placement.parameters = Config::Shares{.host = 1};
+  config.placement.gradients = Config::Shares{.host = 1};
+  config.placement.optimizer = Config::Shares{.host = 1 - setting.nvme_share, .nvme = setting.nvme_share};
+  config.placement.activations = "keep";
+  config.placement.chunk = whole(kChunkBytes);
+  config.log.level = LogLevel::warning;
+  config.validate();
+  return config;
+}
+
+std::string in_words(double parameters, const Setting& setting) {
+  std::array<char, 200> text;
+  std::snprintf(text.data(), text.size(),
+                "%.1fM parameters, device %.0f MiB, link %.2f GB/s, %.0f%% of the states on NVMe, compute %.0f ms",
+                parameters / 1e6, kDeviceBytes / kMiB, setting.link_rate / 1e9, 100 * setting.nvme_share,
+                1e3 * setting.compute_seconds);
+  return text.data();
+}
+
+/// Managed training of a stand-in.
+class Steps {
+ public:
+  Steps(const std::vector<RecordedUse>& uses, double parameters, const Setting& setting,
+        const std::filesystem::path& nvme)
+      : session_(config_of(parameters, setting, nvme)) {
+    with_typed_errors(session_, [&] {
+      Gpt model = session_.construct([] { return Gpt(model_options()); });
+      session_.manage(*model);
+      // A learning rate of 0 leaves parameters, and so the loss, as they are; the update costs the same.
+      optimizer_.emplace(session_, torch::optim::AdamWOptions(0.0));
+      stand_in_.emplace(model, uses);
+      stand_in_->set_compute_seconds(setting.compute_seconds);
+      step();
+      step();
+      session_.synchronize();
+    });
+  }
+
+  double round() {
+    return with_typed_errors(session_, [&] {
+      step();
+      const MemoryUsage before = session_.memory_usage();
+      const Stopwatch watch;
+      for (int i = 0; i < kTimedSteps; ++i) step();
+      const double seconds = watch.elapsed_seconds() / kTimedSteps;
+      traffic_.add(before, session_.memory_usage(), kTimedSteps);
+      session_.synchronize();
+      return seconds;
+    });
+  }
+
+  const StepTraffic& traffic() const { return traffic_; }
+  StandIn& stand_in() { return *stand_in_; }
+
+ private:
+  void step() {
+    const at::Tensor loss = stand_in_->forward();
+    const auto value = loss.item<float>();
+    if (loss_ && *loss_ != value) {
+      throw LogicError("bench: the sum over the parameters changed from " + std::to_string(*loss_) + " to " +
+                       std::to_string(value) + ", and nothing has changed them");
+    }
+    loss_ = value;
+    loss.backward();
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
+
+  Session session_;
+  std::optional<AdamW> optimizer_;
+  std::optional<StandIn> stand_in_;
+  std::optional<float> loss_;
+  StepTraffic traffic_;
+};
+
+/// Nothing where the rates have drifted so that the case is not what its name says, and `may_give_up`.
+std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& uses, const Setting& setting,
+                                 const std::filesystem::path& nvme, Loops& loops, PairOptions options,
+                                 double parameters, bool may_give_up) {
+  Steps steps(uses, parameters, setting, nvme);
+  std::vector<double> seconds;
+  std::vector<double> floors;
+  std::vector<Terms> rounds;
+  bool drifted = false;
+  const auto stopped = std::exchange(options.stop, {});
+  options.stop = [&] {
+    if (may_give_up && !rounds.empty() && rounds.size() % kDriftCheck == 0) {
+      drifted = !is_as_defined(bound, Terms::median_of(rounds));
+    }
+    return drifted || stopped();
+  };
+  options.target = kTarget;
+  const Comparison comparison = compare_in_pairs(
+      options,
+      [&] {
+        seconds.push_back(steps.round());
+        return seconds.back();
+      },
+      [&] {
+        rounds.push_back(loops.measure(steps.stand_in(), setting));
+        floors.push_back(rounds.back().floor_seconds());
+        return floors.back();
+      });
+  BenchCase result;
+  if (comparison.ratios.empty()) return result;
+  if (drifted) return std::nullopt;
+  result.terms = Terms::median_of(rounds);
+  result.as_defined = is_as_defined(bound, result.terms);
+  if (!*result.as_defined && may_give_up && !stopped()) return std::nullopt;
+  result.setting = in_words(parameters, setting);
+  result.seconds = median_of(seconds);
+  result.floor_seconds = median_of(floors);
+  result.ratio = comparison.ratio;
+  result.bound_by = term_names[static_cast<std::size_t>(result.terms.largest())];
+  steps.traffic().report(result);
+  const Necessary necessary(parameters, setting.nvme_share);
+  result.necessary_bytes = {necessary.nvme, necessary.nvme, necessary.in, necessary.out};
+  result.pairs = comparison.ratios.size();
+  result.target = kTarget;
+  result.verdict = comparison.verdict;
+  return result;
+}
+
+}  // namespace
+
+BenchCase run_stand_in_case(Bound bound, const std::filesystem::path& nvme, PairOptions options) {
+  const ThreadsOfLibTorch one_thread(1);
+  const std::vector<RecordedUse> uses = record_uses(model_options());
+  StandIn unmanaged(Gpt(model_options()), uses);
+  const auto parameters = static_cast<double>(unmanaged.elements());
+  Loops loops(nvme, parameters);
+  for (int attempt = 1;; ++attempt) {
+    const Setting setting = calibrate(bound, unmanaged, loops);
+    const auto measured =
+        measure(bound, uses, setting, nvme, loops, options, parameters, /*may_give_up=*/attempt < kCalibrations);
+    if (measured) return *measured;
+    std::fprintf(stderr, "  the rates have drifted: calibrating again\n");
+  }
+}
+
+}  // namespace terrace
