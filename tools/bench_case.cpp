@@ -1,6 +1,7 @@
 #include "tools/bench_case.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace terrace {
 namespace {
@@ -48,15 +49,27 @@ bool is_as_defined(Bound bound, const Terms& terms) {
 
 void StepTraffic::add(const MemoryUsage& before, const MemoryUsage& after, int steps) {
   for (const Link link : all_links) {
-    moved_[index_of(link)] += static_cast<double>(after.moved(link) - before.moved(link));
+    for (const Kind kind : all_kinds) {
+      moved_[index_of(link)][index_of(kind)] += static_cast<double>(after.moved(link, kind) - before.moved(link, kind));
+    }
   }
   stall_seconds_ += after.stall_seconds - before.stall_seconds;
   demand_fetches_ += static_cast<double>(after.demand_fetches - before.demand_fetches);
   steps_ += steps;
 }
 
+double StepTraffic::moved(Link link) const {
+  const auto& by_kind = moved_[index_of(link)];
+  return std::accumulate(by_kind.begin(), by_kind.end(), 0.0) / steps_;
+}
+
 void StepTraffic::report(BenchCase& into) const {
-  for (const Link link : all_links) into.bytes_moved[index_of(link)] = moved(link);
+  for (const Link link : all_links) {
+    into.bytes_moved[index_of(link)] = moved(link);
+    for (const Kind kind : all_kinds) {
+      into.bytes_moved_by_kind[index_of(link)][index_of(kind)] = moved_[index_of(link)][index_of(kind)] / steps_;
+    }
+  }
   into.stall_seconds = stall_seconds_ / steps_;
   into.demand_fetches = demand_fetches_ / steps_;
 }

@@ -44,6 +44,7 @@ bool is_as_defined(Bound bound, const Terms& terms);
 
 /// Bytes a step by link.
 using LinkBytes = std::array<double, link_count>;
+using KindBytes = std::array<std::array<double, kind_count>, link_count>;
 
 struct BenchCase {
   std::string name;
@@ -57,6 +58,7 @@ struct BenchCase {
   std::optional<double> unmanaged_seconds;
   std::optional<Interval> retained;
   LinkBytes bytes_moved{};
+  KindBytes bytes_moved_by_kind{};
   LinkBytes necessary_bytes{};
   double stall_seconds = 0;   ///< a step
   double demand_fetches = 0;  ///< a step
@@ -71,10 +73,11 @@ class StepTraffic {
   void add(const MemoryUsage& before, const MemoryUsage& after, int steps);
   /// Fills in the means of a step.
   void report(BenchCase& into) const;
-  double moved(Link link) const { return moved_[index_of(link)] / steps_; }
+  /// Bytes a step.
+  double moved(Link link) const;
 
  private:
-  LinkBytes moved_{};
+  KindBytes moved_{};
   double stall_seconds_ = 0;
   double demand_fetches_ = 0;
   double steps_ = 0;

@@ -15,6 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<std::string>>;
 
+/// The format; it goes up when a field changes its meaning.
 constexpr int kVersion = 1;
 
 template <class... Values>
@@ -80,6 +81,25 @@ std::string traffic_table(const std::vector<BenchCase>& cases) {
   return format_table(rows);
 }
 
+/// What of it was of which kind.
+std::string kinds_table(const std::vector<BenchCase>& cases) {
+  Rows rows{{"MB a step by kind"}};
+  for (const Link link : all_links) rows[0].emplace_back(name_of(link));
+  for (const BenchCase& result : cases) {
+    for (const Kind kind : all_kinds) {
+      rows.push_back({result.name + " " + std::string(name_of(kind))});
+      double all = 0;
+      for (const Link link : all_links) {
+        const double bytes = result.bytes_moved_by_kind[index_of(link)][index_of(kind)];
+        rows.back().push_back(formatted("%.1f", bytes / 1e6));
+        all += bytes;
+      }
+      if (all == 0) rows.pop_back();
+    }
+  }
+  return format_table(rows);
+}
+
 Json interval_json(const Interval& interval) {
   return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
 }
@@ -100,6 +120,10 @@ Json case_json(const BenchCase& result) {
   if (result.retained) json["retained"] = interval_json(*result.retained);
   for (const Link link : all_links) {
     json["bytes_moved"][name_of(link)] = result.bytes_moved[index_of(link)];
+    for (const Kind kind : all_kinds) {
+      json["bytes_moved_by_kind"][name_of(link)][name_of(kind)] =
+          result.bytes_moved_by_kind[index_of(link)][index_of(kind)];
+    }
     json["necessary_bytes"][name_of(link)] = result.necessary_bytes[index_of(link)];
   }
   json["stall_seconds"] = result.stall_seconds;
@@ -118,7 +142,8 @@ Json case_json(const BenchCase& result) {
 }  // namespace
 
 std::string to_text(const std::vector<BenchCase>& cases) {
-  std::string text = summary_table(cases) + "\n" + terms_table(cases) + "\n" + traffic_table(cases) + "\n";
+  std::string text =
+      summary_table(cases) + "\n" + terms_table(cases) + "\n" + traffic_table(cases) + "\n" + kinds_table(cases) + "\n";
   for (const BenchCase& result : cases) text += result.name + ": " + result.setting + "\n";
   return text;
 }
