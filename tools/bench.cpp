@@ -12,6 +12,7 @@
 #include "tools/bench_case.h"
 #include "tools/bench_report.h"
 #include "tools/interrupt.h"
+#include "tools/real_cases.h"
 #include "tools/stand_in_cases.h"
 
 namespace terrace {
@@ -28,12 +29,16 @@ Case stand_in(const char* name, Bound bound) {
           [bound](const auto& nvme, const auto& options) { return run_stand_in_case(bound, nvme, options); }};
 }
 
+Case real(const char* name, StatesRest states) {
+  return {name, states == StatesRest::nvme,
+          [states](const auto& nvme, const auto& options) { return run_real_case(states, nvme, options); }};
+}
+
 const std::vector<Case>& all_cases() {
   static const std::vector<Case> cases{
-      stand_in("compute-bound", Bound::compute),
-      stand_in("link-bound", Bound::link),
-      stand_in("nvme-bound", Bound::nvme),
-      stand_in("balanced", Bound::balanced),
+      stand_in("compute-bound", Bound::compute), stand_in("link-bound", Bound::link),
+      stand_in("nvme-bound", Bound::nvme),       stand_in("balanced", Bound::balanced),
+      real("real-resident", StatesRest::host),   real("real-nvme", StatesRest::nvme),
   };
   return cases;
 }

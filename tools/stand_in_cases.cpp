@@ -23,7 +23,6 @@ namespace {
 constexpr Target kTarget{Target::Sense::at_most, 1.25};
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 32 * kMiB;
-constexpr double kChunkBytes = 4 * kMiB;
 constexpr double kHostMargin = 40 * kMiB;  // beside what rests: staging, and states on their way
 constexpr double kStepSeconds = 0.25;      // where the rates leave the choice
 constexpr double kOther = 0.65;            // of the bounding term, what the others are to take
@@ -44,12 +43,13 @@ struct Setting {
   double nvme_share = 0;  ///< of the states
 };
 
-/// Bytes that a step cannot do without, given what device and host can keep.
+/// Bytes that a step cannot do without: parameters for forward and backward, less what the device can keep between the
+/// two (the update makes the forward's new), gradients once, and the states on NVMe both ways.
 struct Necessary {
   Necessary(double parameters, double nvme_share)
-      : in(4 * parameters + std::max(0.0, 4 * parameters - kDeviceBytes)),  // the update makes the forward's new
+      : in(4 * parameters + std::max(0.0, 4 * parameters - kDeviceBytes)),
         out(4 * parameters),
-        nvme(std::max(0.0, 8 * parameters * nvme_share - kHostMargin)) {}
+        nvme(8 * parameters * nvme_share) {}
   double in;
   double out;
   double nvme;  ///< each way
@@ -65,14 +65,13 @@ struct Loops {
     return nvme.seconds(bytes, bytes);
   }
 
-  Terms measure(StandIn& model, const Setting& setting) {
+  Terms measure(StandIn& model, const Necessary& necessary, double link_rate) {
     const auto parameters = static_cast<double>(model.elements());
-    const Necessary necessary(parameters, setting.nvme_share);
     const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
     Terms terms;
     terms[Term::compute] = model.bare_compute_seconds();
-    terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), setting.link_rate);
-    terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), setting.link_rate);
+    terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), link_rate);
+    terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), link_rate);
     terms[Term::nvme] = nvme_seconds(necessary.nvme);
     terms[Term::update] = bare.update_seconds(whole(parameters));
     const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
@@ -111,8 +110,7 @@ Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   for (int round = 0; round < 5; ++round) {
     rates.push_back(all_on_nvme.nvme / loops.nvme_seconds(all_on_nvme.nvme));
     copy_rates.push_back(measured_copy_rate());
-    core_seconds.push_back(
-        loops.measure(model, {.compute_seconds = 0, .link_rate = 1e12, .nvme_share = 1})[Term::cores]);
+    core_seconds.push_back(loops.measure(model, all_on_nvme, /*link_rate=*/1e12)[Term::cores]);
   }
   const double nvme_rate = median_of(rates);  // each way, both at once
   const double most_link = std::min(kMostLink, kLinkOfCopy * median_of(copy_rates));
@@ -126,7 +124,7 @@ Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   Setting setting;
   setting.compute_seconds = step * weights.compute;
   setting.link_rate = std::floor(std::min(all_on_nvme.in / (step * weights.link), most_link));
-  setting.nvme_share = std::min(1.0, (step * weights.nvme * nvme_rate + kHostMargin) / (8 * parameters));
+  setting.nvme_share = std::min(1.0, step * weights.nvme * nvme_rate / (8 * parameters));
   return setting;
 }
 
@@ -143,7 +141,6 @@ Config config_of(double parameters, const Setting& setting, const std::filesyste
   config.placement.gradients = Config::Shares{.host = 1};
   config.placement.optimizer = Config::Shares{.host = 1 - setting.nvme_share, .nvme = setting.nvme_share};
   config.placement.activations = "keep";
-  config.placement.chunk = whole(kChunkBytes);
   config.log.level = LogLevel::warning;
   config.validate();
   return config;
@@ -174,6 +171,9 @@ class Steps {
       step();
       step();
       session_.synchronize();
+      round();
+      nvme_bytes_each_way_ = std::max(traffic_.moved(Link::nvme_to_host), traffic_.moved(Link::host_to_nvme));
+      traffic_ = {};
     });
   }
 
@@ -191,6 +191,8 @@ class Steps {
   }
 
   const StepTraffic& traffic() const { return traffic_; }
+  /// Of a step before the first that counts.
+  double nvme_bytes_each_way() const { return nvme_bytes_each_way_; }
   StandIn& stand_in() { return *stand_in_; }
 
  private:
@@ -212,6 +214,7 @@ class Steps {
   std::optional<StandIn> stand_in_;
   std::optional<float> loss_;
   StepTraffic traffic_;
+  double nvme_bytes_each_way_ = 0;
 };
 
 /// Nothing where the rates have drifted so that the case is not what its name says, and `may_give_up`.
@@ -219,6 +222,9 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
                                  const std::filesystem::path& nvme, Loops& loops, PairOptions options,
                                  double parameters, bool may_give_up) {
   Steps steps(uses, parameters, setting, nvme);
+  Necessary necessary(parameters, setting.nvme_share);
+  // States that the host could keep from step to step need not move: no floor is above what was enough.
+  necessary.nvme = std::min(necessary.nvme, steps.nvme_bytes_each_way());
   std::vector<double> seconds;
   std::vector<double> floors;
   std::vector<Terms> rounds;
@@ -238,7 +244,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
         return seconds.back();
       },
       [&] {
-        rounds.push_back(loops.measure(steps.stand_in(), setting));
+        rounds.push_back(loops.measure(steps.stand_in(), necessary, setting.link_rate));
         floors.push_back(rounds.back().floor_seconds());
         return floors.back();
       });
@@ -254,7 +260,6 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
   result.ratio = comparison.ratio;
   result.bound_by = term_names[static_cast<std::size_t>(result.terms.largest())];
   steps.traffic().report(result);
-  const Necessary necessary(parameters, setting.nvme_share);
   result.necessary_bytes = {necessary.nvme, necessary.nvme, necessary.in, necessary.out};
   result.pairs = comparison.ratios.size();
   result.target = kTarget;
