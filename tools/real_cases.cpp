@@ -69,7 +69,7 @@ class Side {
     const std::int64_t sequence = model_options().sequence;
     auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 + steps_++));
     const at::Tensor tokens = at::randint(0, GptOptions::vocabulary, {kSequences, sequence + 1}, generator, at::kLong);
-    const at::Tensor loss = model_->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence));
+    const at::Tensor loss = model_->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence).contiguous());
     const auto value = loss.item<float>();
     loss.backward();
     computed_ns_ = monotonic_ns();
