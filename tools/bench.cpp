@@ -89,7 +89,12 @@ bool bench_step(const BenchStepOptions& options) {
   for (const Case* one : cases) {
     if (interrupt.requested()) break;
     std::fprintf(stderr, "%s ...\n", one->name.c_str());
-    BenchCase result = one->run(options.nvme, {.pairs = options.pairs, .stop = [&] { return interrupt.requested(); }});
+    PairOptions pairs;
+    pairs.pairs = options.pairs;
+    // Fewer are a first look, which is to be short.
+    pairs.most_pairs = options.pairs < pairs_of_a_figure ? options.pairs : std::max(options.pairs, pairs.most_pairs);
+    pairs.stop = [&] { return interrupt.requested(); };
+    BenchCase result = one->run(options.nvme, pairs);
     if (result.pairs == 0) break;
     result.name = one->name;
     results.push_back(std::move(result));

@@ -7,10 +7,13 @@
 
 namespace terrace {
 
+/// Fewer pairs are a first look.
+inline constexpr int pairs_of_a_figure = 30;
+
 struct BenchStepOptions {
   std::vector<std::string> cases;  ///< by name; none: all
-  int pairs = 30;
-  std::filesystem::path nvme;  ///< where the stores go
+  int pairs = pairs_of_a_figure;   ///< doubled while the verdict is open, but for a first look
+  std::filesystem::path nvme;      ///< where the stores go
   bool json = false;
 };
 

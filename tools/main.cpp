@@ -102,7 +102,7 @@ CLI::App* add_bench_step(CLI::App& app, BenchStepOptions& options) {
   step->add_option("--case", options.cases, "A case to run; may be given several times. All, unless given: " + names)
       ->type_name("NAME")
       ->allow_extra_args(false);
-  step->add_option("--pairs", options.pairs, "Pairs of rounds; doubled, up to 120, while the verdict is open")
+  step->add_option("--pairs", options.pairs, "Pairs of rounds; from 30 on doubled while the verdict is open, up to 120")
       ->type_name("COUNT")
       ->capture_default_str()
       ->check(at_least(1));
