@@ -32,7 +32,6 @@ constexpr double kLinkOfCopy = 0.38;  // copies must not take the cores
 constexpr int kTimedSteps = 4;
 constexpr int kCalibrations = 4;
 constexpr std::size_t kDriftCheck = 5;  // pairs
-constexpr double kSumOf = 2;            // a read and a write of the same bytes
 
 GptOptions model_options() { return {.layers = 8, .heads = 6, .width = 384, .sequence = 64}; }
 
@@ -49,10 +48,12 @@ struct Necessary {
   Necessary(double parameters, double nvme_share)
       : in(4 * parameters + std::max(0.0, 4 * parameters - kDeviceBytes)),
         out(4 * parameters),
-        nvme(8 * parameters * nvme_share) {}
+        nvme_read(8 * parameters * nvme_share),
+        nvme_written(nvme_read) {}
   double in;
   double out;
-  double nvme;  ///< each way
+  double nvme_read;
+  double nvme_written;
 };
 
 /// The independent loops, shared by calibration and rounds.
@@ -60,9 +61,9 @@ struct Loops {
   Loops(const std::filesystem::path& folder, double parameters)
       : nvme(folder, static_cast<std::uint64_t>(8 * parameters)) {}
 
-  double nvme_seconds(double bytes_each_way) {
-    const auto bytes = static_cast<std::uint64_t>(bytes_each_way);
-    return nvme.seconds(bytes, bytes);
+  double nvme_seconds(const Necessary& necessary) {
+    return nvme.seconds(static_cast<std::uint64_t>(necessary.nvme_read),
+                        static_cast<std::uint64_t>(necessary.nvme_written));
   }
 
   Terms measure(StandIn& model, const Necessary& necessary, double link_rate) {
@@ -72,10 +73,10 @@ struct Loops {
     terms[Term::compute] = model.bare_compute_seconds();
     terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), link_rate);
     terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), link_rate);
-    terms[Term::nvme] = nvme_seconds(necessary.nvme);
+    terms[Term::nvme] = nvme_seconds(necessary);
     terms[Term::update] = bare.update_seconds(whole(parameters));
     const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
-    const double checksums = bare.checksum_seconds(whole(kSumOf * necessary.nvme));
+    const double checksums = bare.checksum_seconds(whole(necessary.nvme_read + necessary.nvme_written));
     const double gradients = bare.fill_seconds(whole(4 * parameters));
     terms[Term::cores] = (terms[Term::update] + copies + checksums + gradients) / hardware_cores();
     return terms;
@@ -108,7 +109,7 @@ Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   std::vector<double> copy_rates;
   std::vector<double> core_seconds;
   for (int round = 0; round < 5; ++round) {
-    rates.push_back(all_on_nvme.nvme / loops.nvme_seconds(all_on_nvme.nvme));
+    rates.push_back(all_on_nvme.nvme_read / loops.nvme_seconds(all_on_nvme));
     copy_rates.push_back(measured_copy_rate());
     core_seconds.push_back(loops.measure(model, all_on_nvme, /*link_rate=*/1e12)[Term::cores]);
   }
@@ -117,7 +118,7 @@ Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   const double cores = median_of(core_seconds);
 
   double step = kStepSeconds;
-  step = std::min(step, all_on_nvme.nvme / nvme_rate / weights.nvme);
+  step = std::min(step, all_on_nvme.nvme_read / nvme_rate / weights.nvme);
   step = std::min(step, all_on_nvme.in / kLeastLink / weights.link);
   step = std::max({step, all_on_nvme.in / most_link / weights.link, cores / kOther});
 
@@ -172,8 +173,7 @@ class Steps {
       step();
       session_.synchronize();
       round();
-      nvme_bytes_each_way_ = std::max(traffic_.moved(Link::nvme_to_host), traffic_.moved(Link::host_to_nvme));
-      traffic_ = {};
+      usual_ = std::exchange(traffic_, {});
     });
   }
 
@@ -191,8 +191,8 @@ class Steps {
   }
 
   const StepTraffic& traffic() const { return traffic_; }
-  /// Of a step before the first that counts.
-  double nvme_bytes_each_way() const { return nvme_bytes_each_way_; }
+  /// What a step moves, as known before the first that counts.
+  double usual(Link link) const { return usual_.moved(link); }
   StandIn& stand_in() { return *stand_in_; }
 
  private:
@@ -214,7 +214,7 @@ class Steps {
   std::optional<StandIn> stand_in_;
   std::optional<float> loss_;
   StepTraffic traffic_;
-  double nvme_bytes_each_way_ = 0;
+  StepTraffic usual_;
 };
 
 /// Nothing where the rates have drifted so that the case is not what its name says, and `may_give_up`.
@@ -224,7 +224,8 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
   Steps steps(uses, parameters, setting, nvme);
   Necessary necessary(parameters, setting.nvme_share);
   // States that the host could keep from step to step need not move: no floor is above what was enough.
-  necessary.nvme = std::min(necessary.nvme, steps.nvme_bytes_each_way());
+  necessary.nvme_read = std::min(necessary.nvme_read, steps.usual(Link::nvme_to_host));
+  necessary.nvme_written = std::min(necessary.nvme_written, steps.usual(Link::host_to_nvme));
   std::vector<double> seconds;
   std::vector<double> floors;
   std::vector<Terms> rounds;
@@ -260,7 +261,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
   result.ratio = comparison.ratio;
   result.bound_by = term_names[static_cast<std::size_t>(result.terms.largest())];
   steps.traffic().report(result);
-  result.necessary_bytes = {necessary.nvme, necessary.nvme, necessary.in, necessary.out};
+  result.necessary_bytes = {necessary.nvme_read, necessary.nvme_written, necessary.in, necessary.out};
   result.pairs = comparison.ratios.size();
   result.target = kTarget;
   result.verdict = comparison.verdict;
