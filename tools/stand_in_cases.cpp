@@ -1,6 +1,7 @@
 #include "tools/stand_in_cases.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -195,8 +196,17 @@ class Steps {
   double usual(Link link) const { return usual_.moved(link); }
   StandIn& stand_in() { return *stand_in_; }
 
+  /// Medians, also of the steps that are not timed.
+  std::string phases_in_words() const {
+    std::array<char, 100> text;
+    std::snprintf(text.data(), text.size(), "; forward takes %.0f ms, backward %.0f ms, step() %.0f ms",
+                  median_of(phases_.forward), median_of(phases_.backward), median_of(phases_.update));
+    return text.data();
+  }
+
  private:
   void step() {
+    const std::int64_t start_ns = monotonic_ns();
     const at::Tensor loss = stand_in_->forward();
     const auto value = loss.item<float>();
     if (loss_ && *loss_ != value) {
@@ -204,10 +214,22 @@ class Steps {
                        std::to_string(value) + ", and nothing has changed them");
     }
     loss_ = value;
+    const std::int64_t forward_ns = monotonic_ns();
     loss.backward();
+    const std::int64_t backward_ns = monotonic_ns();
     optimizer_->step();
     optimizer_->zero_grad();
+    phases_.forward.push_back(static_cast<double>(forward_ns - start_ns) * 1e-6);
+    phases_.backward.push_back(static_cast<double>(backward_ns - forward_ns) * 1e-6);
+    phases_.update.push_back(static_cast<double>(monotonic_ns() - backward_ns) * 1e-6);
   }
+
+  /// Milliseconds, by step.
+  struct Phases {
+    std::vector<double> forward;
+    std::vector<double> backward;
+    std::vector<double> update;
+  };
 
   Session session_;
   std::optional<AdamW> optimizer_;
@@ -215,6 +237,7 @@ class Steps {
   std::optional<float> loss_;
   StepTraffic traffic_;
   StepTraffic usual_;
+  Phases phases_;
 };
 
 /// Nothing where the rates have drifted so that the case is not what its name says, and `may_give_up`.
@@ -255,7 +278,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
   result.terms = Terms::median_of(rounds);
   result.as_defined = is_as_defined(bound, result.terms);
   if (!*result.as_defined && may_give_up && !stopped()) return std::nullopt;
-  result.setting = in_words(parameters, setting);
+  result.setting = in_words(parameters, setting) + steps.phases_in_words();
   result.seconds = median_of(seconds);
   result.floor_seconds = median_of(floors);
   result.ratio = comparison.ratio;
