@@ -89,22 +89,15 @@ struct Loops {
 
 /// Wanted sizes of compute, link and NVMe, of the step.
 struct Weights {
-  double compute = kOther;
-  double link = kOther;
-  double nvme = kOther;
+  explicit Weights(Bound bound)
+      : compute(of(Bound::compute, bound)), link(of(Bound::link, bound)), nvme(of(Bound::nvme, bound)) {}
+  static double of(Bound part, Bound bound) { return bound == part || bound == Bound::balanced ? 1 : kOther; }
+  double compute, link, nvme;
 };
-
-Weights weights_of(Bound bound) {
-  Weights weights;
-  if (bound == Bound::compute || bound == Bound::balanced) weights.compute = 1;
-  if (bound == Bound::link || bound == Bound::balanced) weights.link = 1;
-  if (bound == Bound::nvme || bound == Bound::balanced) weights.nvme = 1;
-  return weights;
-}
 
 Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   const auto parameters = static_cast<double>(model.elements());
-  const Weights weights = weights_of(bound);
+  const Weights weights(bound);
   const Necessary all_on_nvme(parameters, 1);
   std::vector<double> rates;
   std::vector<double> copy_rates;
@@ -200,7 +193,7 @@ class Steps {
   std::string phases_in_words() const {
     std::array<char, 100> text;
     std::snprintf(text.data(), text.size(), "; forward takes %.0f ms, backward %.0f ms, step() %.0f ms",
-                  median_of(phases_.forward), median_of(phases_.backward), median_of(phases_.update));
+                  median_of(forward_ms_), median_of(backward_ms_), median_of(update_ms_));
     return text.data();
   }
 
@@ -219,17 +212,10 @@ class Steps {
     const std::int64_t backward_ns = monotonic_ns();
     optimizer_->step();
     optimizer_->zero_grad();
-    phases_.forward.push_back(static_cast<double>(forward_ns - start_ns) * 1e-6);
-    phases_.backward.push_back(static_cast<double>(backward_ns - forward_ns) * 1e-6);
-    phases_.update.push_back(static_cast<double>(monotonic_ns() - backward_ns) * 1e-6);
+    forward_ms_.push_back(static_cast<double>(forward_ns - start_ns) * 1e-6);
+    backward_ms_.push_back(static_cast<double>(backward_ns - forward_ns) * 1e-6);
+    update_ms_.push_back(static_cast<double>(monotonic_ns() - backward_ns) * 1e-6);
   }
-
-  /// Milliseconds, by step.
-  struct Phases {
-    std::vector<double> forward;
-    std::vector<double> backward;
-    std::vector<double> update;
-  };
 
   Session session_;
   std::optional<AdamW> optimizer_;
@@ -237,7 +223,7 @@ class Steps {
   std::optional<float> loss_;
   StepTraffic traffic_;
   StepTraffic usual_;
-  Phases phases_;
+  std::vector<double> forward_ms_, backward_ms_, update_ms_;  // by step
 };
 
 /// Nothing where the rates have drifted so that the case is not what its name says, and `may_give_up`.
