@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "tools/bench.h"
 #include "tools/exit_code.h"
 #include "tools/train.h"
 #include "tools/version.h"
@@ -81,6 +82,36 @@ ExitCode run_train(TrainArguments& arguments) {
   return train(arguments.options) ? ExitCode::done : ExitCode::interrupted;
 }
 
+constexpr const char* kBenchStepFooter =
+    "Each figure is the median ratio of pairs of short rounds that take turns, with its 95% interval.\n"
+    "Examples, with a folder on the drive that is to hold optimizer states:\n"
+    "  terrace bench step --nvme /data/terrace                      (all cases: about an hour)\n"
+    "  terrace bench step --nvme /data/terrace --case balanced --case link-bound --json\n"
+    "  terrace bench step --case real-resident --pairs 3            (a first look)\n"
+    "\nExit codes: 0 done, whatever the verdicts, 1 internal error, 2 bad usage, 3 too little memory,\n"
+    "4 I/O failed, 5 data corrupt, 130 interrupted (after printing what was measured).";
+
+CLI::App* add_bench_step(CLI::App& app, BenchStepOptions& options) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure against what the hardware allows");
+  bench->require_subcommand(1);
+  bench->footer("Example:\n  terrace bench step --help");
+  CLI::App* step =
+      bench->add_subcommand("step", "Time training steps against the floors under them and plain LibTorch");
+  std::string names;
+  for (const std::string& name : bench_step_cases()) names += (names.empty() ? "" : ", ") + name;
+  step->add_option("--case", options.cases, "A case to run; may be given several times. All, unless given: " + names)
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  step->add_option("--pairs", options.pairs, "Pairs of rounds; from 30 on doubled while the verdict is open, up to 120")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(at_least(1));
+  step->add_option("--nvme", options.nvme, "Folder for what rests on NVMe")->type_name("FOLDER");
+  step->add_flag("--json", options.json, "Report as JSON");
+  step->footer(kBenchStepFooter);
+  return step;
+}
+
 ExitCode run(int argc, char** argv) {
   CLI::App app("Terrace trains models larger than the device's memory", "terrace");
   app.set_version_flag("--version", std::string("terrace ") + version);
@@ -88,14 +119,19 @@ ExitCode run(int argc, char** argv) {
   app.footer("Example:\n  terrace train --help");
   TrainArguments arguments;
   const CLI::App* train = add_train(app, arguments);
+  BenchStepOptions bench_options;
+  const CLI::App* bench = add_bench_step(app, bench_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     app.exit(help);
     return ExitCode::done;
   } catch (const CLI::ParseError& error) {
-    throw ConfigError(error.what(), train->parsed() ? "see terrace train --help" : "see terrace --help");
+    throw ConfigError(error.what(), train->parsed()   ? "see terrace train --help"
+                                    : bench->parsed() ? "see terrace bench step --help"
+                                                      : "see terrace --help");
   }
+  if (bench->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;
   return run_train(arguments);
 }
 

@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <fstream>
 #include <string_view>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "tools/machine.h"
 #include "tools/text_table.h"
 
 namespace terrace {
@@ -73,24 +72,6 @@ std::string moved_table(const Report& report) {
   return format_table(rows);
 }
 
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(std::min(line.find(": ") + 2, line.size()));
-  }
-  return "";
-}
-
-Json machine(int threads) {
-  Json json;
-  json["cpu"] = cpu_model();
-  json["cores"] = sysconf(_SC_NPROCESSORS_ONLN);
-  json["threads"] = threads;
-  json["memory_bytes"] =
-      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-  return json;
-}
-
 Json tier_json(const MemoryUsage& usage, Tier tier) {
   Json json;
   json["budget_bytes"] = usage.capacity(tier);
@@ -150,7 +131,7 @@ std::string to_json(const Report& report) {
   }
   Json json;
   json["version"] = report_version;
-  json["machine"] = machine(report.threads);
+  json["machine"] = machine_json(report.threads);
   json["cases"] = Json::array({std::move(run)});
   return json.dump(2, ' ', false, Json::error_handler_t::replace);  // a sample need not be UTF-8
 }

@@ -1,0 +1,65 @@
+"""`terrace bench step` keeps the command's promises: exit codes with a message and the way out, and every field of its
+JSON. Figures are not checked: speed belongs in benchmarks. Runs the program that TERRACE_BIN names."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+TERRACE = os.environ.get("TERRACE_BIN", "")
+FIELDS = [
+    "name", "seconds", "floor_seconds", "ratio", "bound_by", "terms", "as_defined", "bytes_moved", "necessary_bytes",
+    "pairs", "target", "verdict",
+]
+LINKS = ["nvme→host", "host→nvme", "host→device", "device→host"]
+
+
+def bench(*arguments):
+    return subprocess.run([TERRACE, "bench", "step", *arguments], capture_output=True, text=True, timeout=600)
+
+
+class BenchTest(unittest.TestCase):
+    def test_help_shows_an_example(self):
+        result = bench("--help")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("terrace bench step --nvme", result.stdout)
+        self.assertIn("link-bound", result.stdout)
+
+    def test_an_unknown_case_is_bad_usage_that_lists_the_cases(self):
+        result = bench("--case", "fast")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("'fast'", result.stderr)
+        self.assertIn("compute-bound, link-bound, nvme-bound, balanced, real-resident, real-nvme", result.stderr)
+
+    def test_a_case_with_states_on_nvme_needs_a_folder(self):
+        result = bench("--case", "nvme-bound")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--nvme", result.stderr)
+
+    def test_no_pairs_are_bad_usage(self):
+        self.assertEqual(bench("--case", "real-resident", "--pairs", "0").returncode, 2)
+
+    def test_json_has_every_field_and_the_store_is_gone_afterwards(self):
+        # Beside the build, which lies on a drive: temporary folders may be in memory, without O_DIRECT.
+        with tempfile.TemporaryDirectory(prefix="terrace-bench-", dir=os.path.dirname(TERRACE)) as folder:
+            result = bench("--case", "link-bound", "--pairs", "1", "--json", "--nvme", folder)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(os.listdir(folder), [])
+        report = json.loads(result.stdout)
+        self.assertEqual(report["version"], 1)
+        self.assertIn("cores", report["machine"])
+        (case,) = report["cases"]
+        for field in FIELDS:
+            self.assertIn(field, case)
+        self.assertEqual(case["name"], "link-bound")
+        self.assertEqual(set(case["ratio"]), {"median", "low", "high"})
+        self.assertAlmostEqual(case["ratio"]["median"], case["seconds"] / case["floor_seconds"], places=3)
+        self.assertAlmostEqual(case["floor_seconds"], max(case["terms"].values()), places=6)
+        for link in LINKS:
+            self.assertGreater(case["bytes_moved"][link], 0)
+        self.assertIn(case["verdict"], ["met", "missed"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,220 @@
+#include "tools/real_cases.h"
+
+#include <array>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "integration/adamw.h"
+#include "integration/pause.h"
+#include "integration/session.h"
+#include "tools/bare_loops.h"
+#include "tools/bare_nvme.h"
+#include "tools/bench_session.h"
+#include "tools/gpt.h"
+
+namespace terrace {
+namespace {
+
+constexpr double kRetainedResident = 0.97;
+constexpr double kRetainedNvme = 0.88;
+constexpr std::int64_t kSequences = 8;  // of 256 tokens: 2,048 a step
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kDeviceBytes = 8192 * kMiB;
+constexpr double kHostRoom = 192 * kMiB;  // beside the states that rest there
+constexpr double kNvmeBytesAParameter = 8;
+
+GptOptions model_options() { return {.layers = 12, .heads = 8, .width = 512, .sequence = 256}; }
+
+Gpt make_model() {
+  torch::manual_seed(1);
+  return Gpt(model_options());
+}
+
+Config config_of(StatesRest states, double parameters, const std::filesystem::path& nvme) {
+  const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
+  Config config;
+  config.device.kind = "emulated";
+  config.device.memory = whole(kDeviceBytes);
+  config.placement.parameters = Config::Shares{.device = 1};
+  config.placement.gradients = Config::Shares{.device = 1};
+  config.placement.activations = "keep";
+  config.log.level = LogLevel::warning;
+  if (states == StatesRest::host) {
+    config.host.memory = whole(16 * parameters + kHostRoom);
+    config.placement.optimizer = Config::Shares{.host = 1};
+  } else {
+    config.host.memory = whole((4 + 4 + 8.0 / 4) * parameters);
+    config.placement.optimizer = Config::Shares{.nvme = 1};
+    config.nvme.paths = {nvme};
+    config.nvme.memory = whole(8 * parameters * 1.2 + 256 * kMiB);
+  }
+  config.validate();
+  return config;
+}
+
+/// A step of either side, which sees the same tokens as the other side's step of the same number.
+class Side {
+ public:
+  Side(Gpt model, Session& session) : model_(std::move(model)), optimizer_(session, torch::optim::AdamWOptions(3e-4)) {}
+  explicit Side(Gpt model)
+      : model_(std::move(model)), optimizer_(model_->parameters(), torch::optim::AdamWOptions(3e-4)) {}
+
+  /// Returns the loss.
+  float step() {
+    const std::int64_t sequence = model_options().sequence;
+    auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 + steps_++));
+    const at::Tensor tokens = at::randint(0, GptOptions::vocabulary, {kSequences, sequence + 1}, generator, at::kLong);
+    const at::Tensor loss = model_->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence).contiguous());
+    const auto value = loss.item<float>();
+    loss.backward();
+    computed_ns_ = monotonic_ns();
+    optimizer_.step();
+    optimizer_.zero_grad();
+    return value;
+  }
+
+  /// When the last step's backward ended.
+  std::int64_t computed_ns() const { return computed_ns_; }
+
+ private:
+  Gpt model_;
+  AdamW optimizer_;
+  std::uint64_t steps_ = 0;
+  std::int64_t computed_ns_ = 0;
+};
+
+/// What a step has to move, in bytes.
+struct Necessary {
+  Necessary(StatesRest states, double parameters)
+      : link(4 * parameters), nvme(states == StatesRest::nvme ? 8 * parameters : 0) {}
+  double link;  ///< each way: gradients out, and parameters in, which the host has updated
+  double nvme;  ///< each way
+};
+
+Terms measure_terms(double compute_seconds, double parameters, const Necessary& necessary, BareLoops& bare,
+                    BareNvme* nvme) {
+  const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
+  Terms terms;
+  terms[Term::compute] = compute_seconds;
+  terms[Term::host_to_device] = bare.copy_seconds(whole(necessary.link));
+  terms[Term::device_to_host] = bare.copy_seconds(whole(necessary.link));
+  terms[Term::nvme] = nvme != nullptr ? nvme->seconds(whole(necessary.nvme), whole(necessary.nvme)) : 0;
+  terms[Term::update] = bare.update_seconds(whole(parameters));
+  const double checksums = bare.checksum_seconds(whole(2 * necessary.nvme));
+  const double cores = hardware_cores();
+  terms[Term::cores] =
+      terms[Term::compute] +
+      (terms[Term::host_to_device] + terms[Term::device_to_host] + terms[Term::update] + checksums) / cores;
+  // The update reads and writes 28 B a parameter; a byte copied, checked or moved to a drive is a byte read or written.
+  const double bytes = 28 * parameters + 4 * necessary.link + 4 * necessary.nvme;
+  terms[Term::memory] = bytes / bare.memory_rate();
+  return terms;
+}
+
+void require_equal(float managed, float unmanaged, int step) {
+  if (managed == unmanaged) return;
+  std::array<char, 160> text;
+  std::snprintf(text.data(), text.size(), "bench: the loss of step %d is %.9g with the session and %.9g without", step,
+                static_cast<double>(managed), static_cast<double>(unmanaged));
+  throw LogicError(text.data());
+}
+
+std::string in_words(double parameters, const Config& config) {
+  std::array<char, 200> text;
+  std::snprintf(text.data(), text.size(),
+                "%.1fM parameters, %lld tokens a step, device %.0f MiB, host %.0f MiB, states on %s", parameters / 1e6,
+                static_cast<long long>(kSequences * model_options().sequence), kDeviceBytes / kMiB,
+                static_cast<double>(*config.host.memory) / kMiB, config.nvme.paths.empty() ? "the host" : "NVMe");
+  return text.data();
+}
+
+}  // namespace
+
+BenchCase run_real_case(StatesRest states, const std::filesystem::path& nvme, PairOptions options) {
+  const ThreadsOfLibTorch all_cores(static_cast<int>(hardware_cores()));
+  Gpt ordinary = make_model();
+  double parameters = 0;
+  for (const at::Tensor& parameter : ordinary->parameters()) parameters += static_cast<double>(parameter.numel());
+  const Necessary necessary(states, parameters);
+  BareLoops bare;
+  std::optional<BareNvme> drive;
+  if (states == StatesRest::nvme) drive.emplace(nvme, static_cast<std::uint64_t>(necessary.nvme));
+
+  Side unmanaged(ordinary);
+  const Config config = config_of(states, parameters, nvme);
+  Session session(config);
+  return with_typed_errors(session, [&] {
+    Gpt model = session.construct(make_model);
+    session.manage(*model);
+    Side managed(model, session);
+    const auto unmanaged_step = [&] {
+      const Pause pause;
+      return unmanaged.step();
+    };
+    for (int step = 0; step < 2; ++step) require_equal(managed.step(), unmanaged_step(), step);
+    session.synchronize();
+
+    StepTraffic traffic;
+    std::vector<double> managed_seconds;
+    std::vector<double> unmanaged_seconds;
+    std::vector<double> ratios;
+    std::vector<Terms> rounds;
+    options.target = Target{Target::Sense::at_least, states == StatesRest::host ? kRetainedResident : kRetainedNvme};
+    const Comparison comparison = compare_in_pairs(
+        options,
+        [&] {
+          const std::int64_t start_ns = monotonic_ns();
+          unmanaged_step();
+          const std::int64_t end_ns = monotonic_ns();
+          unmanaged_seconds.push_back(static_cast<double>(end_ns - start_ns) * 1e-9);
+          rounds.push_back(measure_terms(static_cast<double>(unmanaged.computed_ns() - start_ns) * 1e-9, parameters,
+                                         necessary, bare, drive ? &*drive : nullptr));
+          return unmanaged_seconds.back();
+        },
+        [&] {
+          managed.step();
+          const MemoryUsage before = session.memory_usage();
+          const Stopwatch watch;
+          managed.step();
+          managed_seconds.push_back(watch.elapsed_seconds());
+          traffic.add(before, session.memory_usage(), 1);
+          session.synchronize();
+          return managed_seconds.back();
+        });
+    BenchCase result;
+    if (comparison.ratios.empty()) return result;
+    std::vector<double> floors;
+    for (std::size_t pair = 0; pair < comparison.ratios.size(); ++pair) {
+      floors.push_back(rounds[pair].floor_seconds());
+      ratios.push_back(managed_seconds[pair] / floors.back());
+    }
+    if (states == StatesRest::nvme) {
+      for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
+        if (traffic.moved(link) >= kNvmeBytesAParameter * parameters) continue;
+        throw LogicError("bench: a step moved " + std::to_string(traffic.moved(link) / parameters) + " B a parameter " +
+                         std::string(name_of(link)) + ", and the case is about at least 8");
+      }
+    }
+    result.setting = in_words(parameters, config);
+    result.seconds = median_of(managed_seconds);
+    result.floor_seconds = median_of(floors);
+    result.ratio = median_interval(ratios);
+    result.terms = Terms::median_of(rounds);
+    result.bound_by = term_names[static_cast<std::size_t>(result.terms.largest())];
+    result.unmanaged_seconds = median_of(unmanaged_seconds);
+    result.retained = comparison.ratio;
+    traffic.report(result);
+    result.necessary_bytes = {necessary.nvme, necessary.nvme, necessary.link, necessary.link};
+    result.pairs = comparison.ratios.size();
+    result.target = options.target;
+    result.verdict = comparison.verdict;
+    return result;
+  });
+}
+
+}  // namespace terrace

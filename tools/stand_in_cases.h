@@ -1,0 +1,17 @@
+/// Stand-in cases: the whole product under a model whose computation is only waited for, so that cores are free and
+/// overlap can be near perfect.
+#pragma once
+
+#include <filesystem>
+
+#include "tools/bench_case.h"
+
+namespace terrace {
+
+/// Chooses the compute time, the link's rate and the share of states on NVMe so that the bound holds by the rates
+/// measured here, then measures steps against the floor in pairs; chooses anew when the rates drift. `options.target`
+/// is not used. Parameters and gradients rest on the host, states there and in `nvme`. Uses one thread of LibTorch.
+/// Throws what a session throws.
+BenchCase run_stand_in_case(Bound bound, const std::filesystem::path& nvme, PairOptions options);
+
+}  // namespace terrace
