@@ -17,10 +17,12 @@
 /// only those that autograd saves are checked for changes.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -37,7 +39,12 @@ class Call final : public RecomputedBlock {
   template <class GivenFunction>
   explicit Call(GivenFunction&& function, const std::decay_t<Inputs>&... inputs)
       : function_(std::forward<GivenFunction>(function)), inputs_(inputs...) {
-    for_each_tensor(inputs_, [this](const at::Tensor& tensor) { depends_on(tensor); });
+    // Without their graphs: one that was changed in place within the block would keep itself alive by its own.
+    for_each_tensor(inputs_, [this](at::Tensor& tensor) {
+      depends_on(tensor);
+      require_gradients_.push_back(tensor.requires_grad());
+      tensor = tensor.detach();
+    });
   }
 
   decltype(auto) function() const { return as_given<Function>(function_); }
@@ -45,13 +52,15 @@ class Call final : public RecomputedBlock {
  private:
   void run_again() const override {
     auto inputs = inputs_;
-    for_each_tensor(inputs,
-                    [](at::Tensor& tensor) { tensor = tensor.detach().requires_grad_(tensor.requires_grad()); });
+    for_each_tensor(inputs, [this, position = std::size_t{0}](at::Tensor& tensor) mutable {
+      tensor = tensor.detach().requires_grad_(require_gradients_[position++]);
+    });
     std::apply([this](auto&... kept) { static_cast<void>(function()(as_given<Inputs>(kept)...)); }, inputs);
   }
 
   mutable std::decay_t<Function> function_;
   std::tuple<std::decay_t<Inputs>...> inputs_;
+  std::vector<bool> require_gradients_;  // of the tensors in them
 };
 
 }  // namespace block_detail

@@ -47,7 +47,7 @@ concept Container = std::ranges::range<Value> && std::is_lvalue_reference_v<std:
 
 /// Calls `visit(at::Tensor&)` for every defined tensor in `value`.
 template <class Value, class Visit>
-void for_each_tensor(Value& value, const Visit& visit) {
+void for_each_tensor(Value& value, Visit&& visit) {
   if constexpr (std::is_same_v<Value, at::Tensor>) {
     if (value.defined()) {
       visit(value);

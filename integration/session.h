@@ -44,6 +44,7 @@ class Session {
   /// is built outside is counted on the device as a whole.
   template <class Build>
   auto construct(Build&& build) {
+    synchronize();  // what an update holds on the host could not leave
     const Construction construction;
     return std::forward<Build>(build)();
   }

@@ -29,6 +29,10 @@ void SessionState::add_optimizer_chunks() {
       }
     }
   }
+  if (requests.empty()) {
+    return;
+  }
+  updates_->finish();  // what an update holds on the host could not leave
   const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, 0);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const ChunkId id = add_chunk(requests[i], homes[i]);

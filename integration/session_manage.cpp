@@ -45,6 +45,7 @@ void require_same_tensor(const std::string& name, const at::Tensor& tensor, cons
 }  // namespace
 
 void SessionState::manage(torch::nn::Module& module) {
+  updates_->finish();  // what an update holds on the host could not leave
   std::deque<ManagedParameter> found;
   std::unordered_map<const c10::StorageImpl*, at::Tensor> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {

@@ -104,7 +104,7 @@ UpdateTicket SessionState::update(UpdateJob job) {
   if (config_.optimizer.update == "immediate") {
     updates_->finish();
   }
-  pass_is_known_ = false;
+  pass_ = Pass::unknown;
   memory_.stream().step_mark();
   return ticket;
 }
@@ -112,14 +112,13 @@ UpdateTicket SessionState::update(UpdateJob job) {
 void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes) {
   // A backward belongs to its forward; what has no input of its own, such as clipping, to what runs.
   const bool with_graph = at::GradMode::is_enabled();
-  if ((pass_is_known_ && with_graph == pass_with_graph_) || input_shapes == 0 ||
-      torch::autograd::get_current_graph_task_id() != -1 ||
+  const Pass pass = with_graph ? Pass::with_graph : Pass::without_graph;
+  if (pass_ == pass || input_shapes == 0 || torch::autograd::get_current_graph_task_id() != -1 ||
       std::none_of(operands.begin(), operands.end(),
                    [&](const OpOperand& operand) { return by_storage_.contains(operand.storage); })) {
     return;
   }
-  pass_is_known_ = true;
-  pass_with_graph_ = with_graph;
+  pass_ = pass;
   memory_.stream().begin_pass(input_shapes * 2 + (with_graph ? 1 : 0));
 }
 

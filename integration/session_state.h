@@ -4,6 +4,8 @@
 /// Lives from the session's construction to its destructor, which calls `close`; optimizers hold it weakly.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -105,8 +107,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   RestingRoom rested_{};  ///< bytes that rest on each tier
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
-  bool pass_is_known_ = false;  ///< residency has been told which pass runs
-  bool pass_with_graph_ = false;
+  /// Which pass residency has been told of. Ops of any thread look at it.
+  enum class Pass : std::uint8_t { unknown, without_graph, with_graph };
+  std::atomic<Pass> pass_{Pass::unknown};
 };
 
 }  // namespace terrace

@@ -13,9 +13,9 @@
 /// the one used longest ago. A clean one is dropped, a dirty one transferred to its home first.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
-/// announced. Ahead of the cursor, chunks are brought into free room and into that of copies with a later use, so that
-/// what is fetched ahead never displaces what is needed sooner. Dirty copies without a further use in the pass are
-/// written home at once, so that they can be dropped when their room is needed.
+/// announced, and the same again after it. Ahead of the cursor, chunks are brought into free room and into that of
+/// copies with a later use, so that what is fetched ahead never displaces what is needed sooner. Dirty copies without a
+/// further use in the pass are written home at once, so that they can be dropped when their room is needed.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home. A write supersedes all other copies. A
 /// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -100,7 +100,8 @@ class Policy {
   void step_mark();
   /// What will be wanted on the host, in this order; replaces what was announced before.
   void announce(std::vector<ChunkId> chunks);
-  /// While an update of chunks is queued, they are not fetched ahead: their bytes are about to change.
+  /// While an update of chunks is queued, they are not fetched ahead to the device: their bytes are about to change, or
+  /// to be dead.
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
   /// From now on every request is refused with the first error that this is told.
   void fail(std::exception_ptr error);

@@ -42,11 +42,15 @@ void Policy::look_ahead(Tier tier) {
   if (schedule == nullptr || lane.short_of_room || lane.ahead_is_full) {
     return;
   }
-  for (lane.planned = std::max(lane.planned, lane.forecast.cursor()); lane.planned < schedule->size(); ++lane.planned) {
+  // Updates are alike, so the host looks around the end of one into the next. What the device will want next is about
+  // to be updated by then.
+  const std::size_t cursor = lane.forecast.cursor();
+  const std::size_t end = schedule->size() + (tier == Tier::host ? cursor : 0);
+  for (lane.planned = std::max(lane.planned, cursor); lane.planned < end; ++lane.planned) {
     if (lane.ahead >= prefetch_depth_) {
       return;
     }
-    const ChunkId id = (*schedule)[lane.planned].chunk;
+    const ChunkId id = (*schedule)[lane.planned % schedule->size()].chunk;
     Residency& chunk = chunks_[id];
     const CopyState state = chunk.at(tier).state;
     const bool wanted_here = state == CopyState::absent || state == CopyState::reserved;

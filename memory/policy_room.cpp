@@ -50,9 +50,7 @@ bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
 void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
   Residency& chunk = chunks_[id];
   Lane& lane = lanes_[index_of(tier)];
-  if (const auto use = lane.forecast.schedule() != nullptr
-                           ? lane.forecast.schedule()->next_use(id, lane.forecast.cursor())
-                           : std::nullopt) {
+  if (const auto use = lane.forecast.next_use(id)) {
     lane.planned = std::min(lane.planned, *use);
   }
   if (chunk.readable_elsewhere(tier)) {

@@ -69,15 +69,15 @@ void Forecast::advance(ChunkId chunk) {
   }
 }
 
-std::uint64_t Forecast::distance(ChunkId chunk) const {
+std::optional<std::size_t> Forecast::next_use(ChunkId chunk) const {
   if (schedule_ == nullptr) {
-    return never;
+    return std::nullopt;
   }
   if (const auto use = schedule_->next_use(chunk, cursor_)) {
-    return *use - cursor_;
+    return use;
   }
   const auto use = schedule_->next_use(chunk, 0);
-  return use ? schedule_->size() - cursor_ + *use : never;
+  return use ? std::optional(schedule_->size() + *use) : std::nullopt;
 }
 
 void ScheduleBook::begin_pass(Key key) {

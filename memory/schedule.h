@@ -61,8 +61,13 @@ class Forecast {
   /// The program uses the chunk now.
   void advance(ChunkId chunk);
 
-  /// How many accesses from now the chunk is used, counted around the end into the next pass.
-  std::uint64_t distance(ChunkId chunk) const;
+  /// Where the chunk is used next, counted from the beginning of this pass around its end into the next one.
+  std::optional<std::size_t> next_use(ChunkId chunk) const;
+  /// How many accesses from now that is.
+  std::uint64_t distance(ChunkId chunk) const {
+    const auto use = next_use(chunk);
+    return use ? *use - cursor_ : never;
+  }
   /// Whether it is used again before the end of the pass. False where nothing is known.
   bool used_again(ChunkId chunk) const {
     return schedule_ != nullptr && schedule_->next_use(chunk, cursor_).has_value();

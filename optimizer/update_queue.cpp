@@ -2,7 +2,25 @@
 
 #include <utility>
 
+#include "base/error.h"
+
 namespace terrace {
+namespace {
+
+/// Nothing has changed, and what stood in the way may be gone the next time: room that others held for a moment.
+bool is_passing(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const OutOfMemory&) {
+    return true;
+  } catch (const LogicError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
 
 UpdateQueue::UpdateQueue(AccessStream& stream, bool background) : stream_(stream) {
   stream_.set_prior_work(this);
@@ -37,7 +55,7 @@ UpdateTicket UpdateQueue::submit(UpdateJob job) {
   next_ = 0;
   norm_known_ = !job_->clips();
   std::vector<ChunkId> announced;
-  std::vector<ChunkId> changed;
+  std::vector<ChunkId> owed;
   for (std::size_t item = 0; item < job_->size(); ++item) {
     if (job_->clips()) {
       announced.push_back(*job_->chunks(item).gradient);
@@ -47,13 +65,11 @@ UpdateTicket UpdateQueue::submit(UpdateJob job) {
     for (const Access& access : job_->accesses(item)) {
       owed_[access.chunk] = item;
       announced.push_back(access.chunk);
-      if (access.mode == AccessMode::write) {
-        changed.push_back(access.chunk);
-      }
+      owed.push_back(access.chunk);
     }
   }
   anything_owed_ = left_ > 0;
-  stream_.set_update_queued(changed, true);
+  stream_.set_update_queued(owed, true);
   stream_.announce(std::move(announced));
   changed_.notify_all();
   return job_;
@@ -106,7 +122,8 @@ void UpdateQueue::work_in_background() {
       try {
         resolve(next_, lock);
       } catch (...) {
-        // It is kept for whoever needs the bytes.
+        // Whoever needs the bytes hears of it, or tries again.
+        next_ = states_.size();
       }
     }
   }
@@ -125,10 +142,15 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock) {
       continue;
     }
     states_[item] = State::running;
-    run_alone(lock, [&] {
-      job_->update(item);
-      job_->drop(item);
-    });
+    try {
+      run_alone(lock, [&] {
+        job_->update(item);
+        job_->drop(item);
+      });
+    } catch (...) {
+      states_[item] = State::queued;
+      throw;
+    }
     end_item(item, lock);
   }
 }
@@ -161,22 +183,22 @@ void UpdateQueue::run_alone(Lock& lock, Work&& work) {
   busy_ = false;
   changed_.notify_all();
   if (error) {
-    error_ = error;
+    if (!is_passing(error)) {
+      error_ = error;
+    }
     std::rethrow_exception(error);
   }
 }
 
 void UpdateQueue::end_item(std::size_t item, const Lock&) {
   states_[item] = State::done;
-  std::vector<ChunkId> changed;
+  std::vector<ChunkId> chunks;
   for (const Access& access : job_->accesses(item)) {
     owed_.erase(access.chunk);
-    if (access.mode == AccessMode::write) {
-      changed.push_back(access.chunk);
-    }
+    chunks.push_back(access.chunk);
   }
   anything_owed_.store(--left_ > 0, std::memory_order_release);
-  stream_.set_update_queued(changed, false);
+  stream_.set_update_queued(chunks, false);
 }
 
 }  // namespace terrace

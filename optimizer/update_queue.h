@@ -12,6 +12,7 @@
 ///
 /// Threads: `submit`, `finish` and `norm` belong to the thread that trains; `before_access` may be called by any. An
 /// error of an update reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too.
+/// Want of room is not final: it reaches who asks, and the next who asks tries again.
 #pragma once
 
 #include <atomic>
