@@ -166,6 +166,7 @@ void Policy::vacated(const Vacate& vacate) {
 
 void Policy::discard(ChunkId chunk) {
   chunks_.at(chunk).discard_when_idle = true;
+  chunks_.at(chunk).update_queued = false;
   drop_if_dead(chunk);
   advance();
 }
@@ -250,6 +251,7 @@ void Policy::start_transfer(const Transfer& transfer) {
 void Policy::supersede_others(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
   chunk.discard_when_idle = false;
+  chunk.update_queued = false;
   for (const Tier other : all_tiers) {
     if (other != tier && chunk.at(other).state == CopyState::valid) {
       if (other == chunk.info().home) {

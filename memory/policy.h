@@ -14,8 +14,9 @@
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
 /// announced, and the same again after it. Ahead of the cursor, chunks are brought into free room and into that of
-/// copies with a later use, so that what is fetched ahead never displaces what is needed sooner. Dirty copies without a
-/// further use in the pass are written home at once, so that they can be dropped when their room is needed.
+/// copies with a later use, so that what is fetched ahead never displaces what is needed sooner. Dirty copies on the
+/// device without a further use in the pass are written home at once, so that they can be dropped when their room is
+/// needed; on the host they stay, so that the drive reads what is needed first and writes when it would be idle.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home. A write supersedes all other copies. A
 /// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -101,7 +102,7 @@ class Policy {
   /// What will be wanted on the host, in this order; replaces what was announced before.
   void announce(std::vector<ChunkId> chunks);
   /// While an update of chunks is queued, they are not fetched ahead to the device: their bytes are about to change, or
-  /// to be dead.
+  /// to be dead. Ends with the next write or discard too.
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
   /// From now on every request is refused with the first error that this is told.
   void fail(std::exception_ptr error);
@@ -171,12 +172,25 @@ class Policy {
   bool try_take_room(ChunkId id, Tier tier);
   std::optional<ChunkId> try_add_chunk(const ChunkInfo& info);
   void look_ahead(Tier tier);
+  /// Fills chunks on the device that begin as zeros soon.
+  void fill_ahead();
+  /// False where there is no room.
+  bool fetch_ahead(ChunkId id, Tier tier, std::size_t position);
   void look_ahead_again(Tier tier);
   /// Room for the chunk that is used at `position`, free of what the program will need until then. Evicts copies with
   /// a later use, one at a time.
   bool take_room_ahead(ChunkId id, Tier tier, std::size_t position);
+  bool make_room_ahead(std::uint64_t room, Tier tier, std::size_t position);
+  /// What is planned next found no room: has room made for some of what follows it too.
+  void free_more_ahead(Tier tier, std::size_t end);
+  /// Whether nothing stands in the way of bringing the chunk to the tier, and it is not there or on its way.
+  bool can_come_ahead(ChunkId id, Tier tier) const;
+  /// And it has bytes to bring.
+  bool wanted_ahead(ChunkId id, Tier tier) const;
+  /// What the program will take before `position` and nothing brings ahead: chunks that begin as zeros.
+  std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
-  /// Writes the copy home if it is dirty and not used again in this pass.
+  /// Writes the copy on the device home if it is dirty and not used again in this pass.
   void clean_if_done_with(ChunkId id, Tier tier);
   /// How far away the next use of the copy is.
   std::uint64_t distance(ChunkId id, Tier tier) const;

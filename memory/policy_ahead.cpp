@@ -4,6 +4,16 @@
 #include "memory/policy.h"
 
 namespace terrace {
+namespace {
+
+/// For so many chunks copies are made to leave at a time, so that several write-backs are under way.
+constexpr std::size_t evictions_ahead = 8;
+/// Chunks that begin as zeros are filled this many accesses ahead: until they are written, evicting one is a waste.
+constexpr std::size_t fills_ahead = 16;
+/// And so far is looked for such chunks.
+constexpr std::size_t entries_looked_at = 64;
+
+}  // namespace
 
 void Policy::announce(std::vector<ChunkId> chunks) {
   std::vector<Schedule::Entry> entries;
@@ -51,37 +61,96 @@ void Policy::look_ahead(Tier tier) {
       return;
     }
     const ChunkId id = (*schedule)[lane.planned % schedule->size()].chunk;
-    Residency& chunk = chunks_[id];
-    const CopyState state = chunk.at(tier).state;
-    const bool wanted_here = state == CopyState::absent || state == CopyState::reserved;
-    if (!wanted_here || !chunk.has_bytes() || chunk.discard_when_idle || chunk.changing_elsewhere(tier) ||
-        (tier == Tier::device && chunk.update_queued)) {
-      continue;
-    }
-    if (state == CopyState::absent && !take_room_ahead(id, tier, lane.planned)) {
+    if (wanted_ahead(id, tier) && !fetch_ahead(id, tier, lane.planned)) {
       lane.ahead_is_full = true;
+      free_more_ahead(tier, end);
       return;
     }
-    ++lane.ahead;
-    chunk.at(tier).ahead_of_need = true;
-    start_arrival(id, tier, TransferPriority::prefetch);
   }
 }
 
+void Policy::fill_ahead() {
+  Lane& lane = lanes_[index_of(Tier::device)];
+  const Schedule* schedule = lane.forecast.schedule();
+  if (schedule == nullptr || lane.short_of_room || lane.ahead_is_full) {
+    return;
+  }
+  const std::size_t end = std::min(schedule->size(), lane.forecast.cursor() + fills_ahead);
+  for (std::size_t at = lane.forecast.cursor(); at < end && lane.ahead < prefetch_depth_; ++at) {
+    const ChunkId id = (*schedule)[at].chunk;
+    if (!chunks_[id].has_bytes() && !chunks_[id].in_flight() && can_come_ahead(id, Tier::device) &&
+        !fetch_ahead(id, Tier::device, at)) {
+      return;
+    }
+  }
+}
+
+bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position) {
+  if (chunks_[id].at(tier).state == CopyState::absent && !take_room_ahead(id, tier, position)) {
+    return false;
+  }
+  ++lanes_[index_of(tier)].ahead;
+  chunks_[id].at(tier).ahead_of_need = true;
+  start_arrival(id, tier, TransferPriority::prefetch);
+  return true;
+}
+
+bool Policy::can_come_ahead(ChunkId id, Tier tier) const {
+  const Residency& chunk = chunks_[id];
+  const CopyState state = chunk.at(tier).state;
+  return (state == CopyState::absent || state == CopyState::reserved) && !chunk.discard_when_idle &&
+         !chunk.changing_elsewhere(tier) && (tier != Tier::device || !chunk.update_queued);
+}
+
+bool Policy::wanted_ahead(ChunkId id, Tier tier) const { return chunks_[id].has_bytes() && can_come_ahead(id, tier); }
+
 bool Policy::take_room_ahead(ChunkId id, Tier tier, std::size_t position) {
+  return make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position) && try_take_room(id, tier);
+}
+
+void Policy::free_more_ahead(Tier tier, std::size_t end) {
+  const Lane& lane = lanes_[index_of(tier)];
+  const Schedule& schedule = *lane.forecast.schedule();
+  const std::size_t planned = lane.planned;
+  std::uint64_t room = chunks_[schedule[planned % schedule.size()].chunk].info().room_bytes[index_of(tier)];
+  std::size_t more = std::min<std::size_t>(prefetch_depth_ - lane.ahead, evictions_ahead) - 1;
+  for (std::size_t position = planned + 1; position < std::min(end, planned + entries_looked_at) && more > 0;
+       ++position) {
+    const ChunkId id = schedule[position % schedule.size()].chunk;
+    if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent) {
+      room += chunks_[id].info().room_bytes[index_of(tier)];
+      make_room_ahead(room, tier, position);
+      --more;
+    }
+  }
+}
+
+std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const {
+  const Forecast& forecast = lanes_[index_of(tier)].forecast;
+  const Schedule& schedule = *forecast.schedule();
+  std::uint64_t room = 0;
+  for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
+    const ChunkId id = schedule[at].chunk;
+    if (chunks_[id].at(tier).state == CopyState::absent && !wanted_ahead(id, tier) &&
+        schedule.next_use(id, forecast.cursor()) == at) {
+      room += chunks_[id].info().room_bytes[index_of(tier)];
+    }
+  }
+  return room;
+}
+
+bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position) {
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
-  const std::uint64_t room = chunks_[id].info().room_bytes[at];
   const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
-  const std::uint64_t others = std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position));
+  const std::uint64_t others =
+      std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position)) +
+      room_wanted_before(position, tier);
   const auto fits = [&](std::uint64_t chunk_bytes) {
     return chunk_bytes + room + others <= budgets_[at]->capacity() &&
            (tier != Tier::device || chunk_bytes + room <= device_chunk_limit_);
   };
-  for (;;) {
-    if (fits(chunk_bytes_[at])) {
-      return try_take_room(id, tier);
-    }
+  while (!fits(chunk_bytes_[at])) {
     if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at])) {
       return false;  // it comes
     }
@@ -91,6 +160,7 @@ bool Policy::take_room_ahead(ChunkId id, Tier tier, std::size_t position) {
     }
     evict(*other, tier, TransferPriority::write_back);
   }
+  return true;
 }
 
 void Policy::clean_if_done_with(ChunkId id, Tier tier) {
@@ -98,7 +168,7 @@ void Policy::clean_if_done_with(ChunkId id, Tier tier) {
   const Residency::Copy& copy = chunk.at(tier);
   const Residency::Copy& home = chunk.at(chunk.info().home);
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
-  if (prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
+  if (tier == Tier::device && prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
       chunk.info().home != tier && home.state == CopyState::reserved && !chunk.readable_elsewhere(tier) &&
       home.failed_writes == 0 && !chunk.discard_when_idle && forecast.schedule() != nullptr &&
       !forecast.used_again(id)) {

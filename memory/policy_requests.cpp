@@ -72,6 +72,7 @@ void Policy::advance() {
     serve(lane);
   }
   if (prefetch_depth_ > 0 && !failure_) {
+    fill_ahead();
     look_ahead(Tier::device);
     look_ahead(Tier::host);
   }

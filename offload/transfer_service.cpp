@@ -18,10 +18,21 @@
 namespace terrace {
 namespace {
 
-/// Copies that may be on a link at once: enough that it never idles, few enough that a demand is soon served.
-constexpr std::size_t copies_in_flight = 2;
-/// Operations that may be with a drive at once, each way.
-constexpr std::size_t nvme_depth = 8;
+/// Bytes that may be on a link at once: enough that it never idles, few enough that a demand is soon served.
+constexpr std::size_t copied_bytes_in_flight = std::size_t{512} << 10U;
+/// Bytes that may be with a drive at once, each way, and operations.
+constexpr std::size_t nvme_bytes_in_flight = std::size_t{4} << 20U;
+constexpr std::size_t most_nvme_operations = 64;
+/// So many blocks may be on any link.
+constexpr std::size_t fewest_in_flight = 2;
+constexpr std::size_t fewest_nvme_operations = 8;
+
+std::size_t copies_in_flight(std::size_t block_bytes) {
+  return std::max(copied_bytes_in_flight / block_bytes, fewest_in_flight);
+}
+std::size_t nvme_depth(std::size_t block_bytes) {
+  return std::clamp(nvme_bytes_in_flight / block_bytes, fewest_nvme_operations, most_nvme_operations);
+}
 
 /// The link that a transfer crosses first, and the one it crosses then.
 struct Route {
@@ -191,7 +202,7 @@ class TransferService::CopyWorker {
     std::unique_lock lock(shared_.mutex);
     for (;;) {
       std::optional<Block> next;
-      if (copying_.size() < copies_in_flight) {
+      if (copying_.size() < copies_in_flight(shared_.block_bytes)) {
         next = queue().pop(shared_.staging_of(link_));
       }
       if (!next && copying_.empty()) {
@@ -498,7 +509,7 @@ TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* st
       for (std::byte* block : staging.blocks()) {
         registered.emplace_back(block, shared_->block_bytes);
       }
-      return engine->open_queue(nvme_depth, registered);
+      return engine->open_queue(nvme_depth(shared_->block_bytes), registered);
     };
     std::unique_ptr<IoQueue> reads = open(shared_->staging_in);
     std::unique_ptr<IoQueue> writes = open(shared_->staging_out);

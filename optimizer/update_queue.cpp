@@ -195,7 +195,10 @@ void UpdateQueue::end_item(std::size_t item, const Lock&) {
   std::vector<ChunkId> chunks;
   for (const Access& access : job_->accesses(item)) {
     owed_.erase(access.chunk);
-    chunks.push_back(access.chunk);
+    // A gradient is rarely wanted again: it ends with the next write or discard.
+    if (access.mode == AccessMode::write) {
+      chunks.push_back(access.chunk);
+    }
   }
   anything_owed_.store(--left_ > 0, std::memory_order_release);
   stream_.set_update_queued(chunks, false);

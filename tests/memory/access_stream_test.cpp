@@ -482,5 +482,20 @@ TEST_F(AccessStreamTest, a_byte_that_changed_on_disk_is_told) {
   world.check_invariants();
 }
 
+TEST_F(AccessStreamTest, a_chunk_comes_to_rest_on_the_device_in_the_room_of_copies_there) {
+  StreamSizes small = sizes(8, 8, 4);
+  small.device_chunk_limit = 2 * granule;
+  StreamWorld world(small);
+  const std::vector<ChunkId> guests{add(world, host), add(world, host)};
+  for (const ChunkId guest : guests) write_at(world, guest, device, guest + 1);
+  const ChunkId resident = add(world, device, Kind::momentum);
+  write_at(world, resident, device, 9);
+  EXPECT_THROW((add(world, device, Kind::momentum), add(world, device, Kind::momentum)), OutOfMemory);
+  EXPECT_TRUE(reads_at(world, guests[0], host, 1));
+  EXPECT_TRUE(reads_at(world, guests[1], host, 2));
+  EXPECT_TRUE(reads_at(world, resident, device, 9));
+  world.check_invariants();
+}
+
 }  // namespace
 }  // namespace terrace

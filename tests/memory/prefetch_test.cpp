@@ -167,6 +167,68 @@ TEST(Prefetch, a_chunk_with_a_queued_update_is_not_fetched_before_it) {
   EXPECT_EQ(world.in_flight()[0].chunk, chunks[0]);
 }
 
+/// A gradient: written in every pass, dead after it.
+struct WithGradient : World {
+  explicit WithGradient(std::uint64_t device_mib) : World(device_mib, 16, 0, 4) {
+    parameters = chunks(5, host);
+    gradient =
+        add_chunk({.kind = Kind::gradient, .index = 0, .bytes = MiB, .home = host, .room_bytes = {MiB, MiB, MiB}});
+    step_mark();
+    begin_pass(1);
+    pass({{parameters[0], device, reading}, {gradient, device, writing}});
+    pass(reads({parameters[1], parameters[2], parameters[3], parameters[4]}));
+    run();
+    discard(gradient);
+    step_mark();
+    run();
+  }
+  std::vector<ChunkId> parameters;
+  ChunkId gradient = 0;
+};
+
+TEST(Prefetch, a_chunk_that_begins_as_zeros_is_filled_before_its_use) {
+  WithGradient world(8);
+  EXPECT_EQ(world.state(world.gradient, device), CopyState::valid);
+}
+
+TEST(Prefetch, never_takes_the_room_of_a_chunk_that_begins_as_zeros_sooner) {
+  WithGradient world(2);
+  EXPECT_EQ(world.state(world.parameters[0], device), CopyState::valid);
+  EXPECT_EQ(world.state(world.parameters[1], device), CopyState::absent) << "the gradient's room";
+}
+
+TEST(Prefetch, the_host_looks_around_the_end_of_what_is_announced) {
+  World world(4, 3, 16, 2);
+  const auto chunks = world.chunks(6, nvme);
+  world.announce(chunks);
+  world.run();
+  for (const ChunkId chunk : chunks) world.use(chunk, host, writing);
+  world.run();
+  EXPECT_EQ(world.state(chunks[0], host), CopyState::valid);
+  EXPECT_EQ(world.state(chunks[1], host), CopyState::valid);
+}
+
+TEST(Prefetch, who_waits_for_room_hurries_the_write_backs_that_free_it) {
+  World world(2, 16, 0, 1);
+  const auto chunks = world.chunks(2, host);
+  world.learn({{chunks[0], device, writing}, {chunks[1], device, writing}});
+  world.run();
+  Call& call = world.acquire({{chunks[0], device, writing}});
+  world.run();
+  world.release(call);
+  ASSERT_EQ(world.in_flight().size(), 1u);
+  EXPECT_EQ(world.in_flight()[0].priority, TransferPriority::write_back);
+  world.take_urgent();
+  Call& tensor = world.allocate(2 * MiB);
+  EXPECT_TRUE(tensor.waiting());
+  const auto urgent = world.take_urgent();
+  ASSERT_EQ(urgent.size(), 1u);
+  EXPECT_EQ(urgent[0].chunk, chunks[0]);
+  EXPECT_EQ(urgent[0].to, host);
+  world.run();
+  EXPECT_TRUE(tensor.granted());
+}
+
 TEST(Prefetch, what_is_announced_is_brought_to_the_host_in_order) {
   World world(4, 4, 16, 2);
   const auto chunks = world.chunks(8, nvme);
