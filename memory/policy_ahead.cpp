@@ -37,6 +37,7 @@ void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
     }
   }
   if (!queued) {
+    lane.ahead_is_full = false;
     advance();
   }
 }
@@ -131,7 +132,8 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   std::uint64_t room = 0;
   for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
     const ChunkId id = schedule[at].chunk;
-    if (chunks_[id].at(tier).state == CopyState::absent && !wanted_ahead(id, tier) &&
+    const bool begins_as_zeros = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
+    if (begins_as_zeros && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
     }

@@ -163,10 +163,9 @@ void print(const char* what, const std::vector<std::uint64_t>& fetches) {
 /// runs, by a few of some 40 fetches.
 constexpr std::uint64_t tolerance = 2;
 
-std::uint64_t median_from(const std::vector<std::uint64_t>& fetches, int first_step) {
-  std::vector<std::uint64_t> sorted(fetches.begin() + first_step, fetches.end());
-  std::sort(sorted.begin(), sorted.end());
-  return sorted[sorted.size() / 2];
+/// A busy machine brings bytes later, so that more of them are waited for; it never makes the figure smaller.
+std::uint64_t least_from(const std::vector<std::uint64_t>& fetches, int first_step) {
+  return *std::min_element(fetches.begin() + first_step, fetches.end());
 }
 
 }  // namespace
@@ -188,11 +187,11 @@ TEST_P(OffSchedule, keeps_the_bits_and_finds_back) {
   }
   print("fetches on demand, undisturbed", undisturbed.fetches);
   print("fetches on demand, disturbed  ", managed.fetches);
-  const std::uint64_t usual = median_from(undisturbed.fetches, 2);
+  const std::uint64_t usual = least_from(undisturbed.fetches, 2);
   EXPECT_GT(undisturbed.fetches[0], 4 * usual) << "little is fetched ahead: the test would prove little";
   EXPECT_GT(std::max(managed.fetches[departs_at], managed.fetches[departs_at + 1]), 2 * usual + tolerance)
       << "it has not left the schedule";
-  EXPECT_LE(median_from(managed.fetches, back_at), usual + tolerance);
+  EXPECT_LE(least_from(managed.fetches, back_at), usual + tolerance);
 }
 
 }  // namespace terrace::testing
