@@ -44,7 +44,7 @@ constexpr std::size_t granule = 8192;
 constexpr std::size_t many_blocks = 21;
 /// The last block is a partial one, of more than half a page: bits flip in the first half.
 constexpr std::uint64_t many_bytes = (many_blocks - 1) * granule + 3000;
-constexpr std::size_t operations_at_once = 8;  ///< that the service gives to an engine each way
+constexpr std::size_t operations_at_once = 64;  ///< that the service gives to an engine each way, of small blocks
 constexpr std::size_t guard_bytes = 64;
 
 std::vector<std::byte> pattern(std::uint64_t stamp, std::uint64_t bytes) {
