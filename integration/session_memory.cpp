@@ -77,14 +77,14 @@ class SessionMemory::DeviceBlocks final : public BlockSource {
 class SessionMemory::HostBlocks final : public BlockSource {
  public:
   HostBlocks(std::shared_ptr<Budget> budget, HostArena& arena, AccessStream& stream)
-      : budget_(std::move(budget)), arena_(arena), stream_(stream) {}
+      : budget_(std::move(budget)), arena_(arena), stream_(stream), pages_(budget_->capacity()) {}
 
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = PageBlocks::rounded(bytes);
     stream_.allocate(counted, kind, Tier::host);
     arena_.trim();  // granules that were used before must not be held beside this
     try {
-      return pages_.take(bytes, counted);
+      return pages_.take(bytes, budget_->capacity());
     } catch (...) {
       budget_->release(kind, counted);
       throw;

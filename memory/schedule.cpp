@@ -57,9 +57,11 @@ void Forecast::advance(ChunkId chunk) {
     return use && *use < from + sure_distance ? use : std::nullopt;
   };
   if (next && *next < cursor_ + sure_distance) {
-    cursor_ = std::max(cursor_, *next + 1);
+    seen_ = *next < cursor_ ? seen_ + 1 : 1;
+    cursor_ = *next + 1;
     suspected_.reset();
   } else if (suspected_ && is_near(*suspected_)) {
+    seen_ = 1;
     cursor_ = *is_near(*suspected_) + 1;
     suspected_.reset();
   } else {
@@ -72,6 +74,9 @@ void Forecast::advance(ChunkId chunk) {
 std::optional<std::size_t> Forecast::next_use(ChunkId chunk) const {
   if (schedule_ == nullptr) {
     return std::nullopt;
+  }
+  if (in_use(chunk)) {
+    return cursor_ - 1;
   }
   if (const auto use = schedule_->next_use(chunk, cursor_)) {
     return use;
@@ -99,6 +104,7 @@ void ScheduleBook::record(const Access& access, std::uint64_t program_bytes) {
     Schedule::Entry& last = recording_.back();
     last.program_bytes = std::max(last.program_bytes, program_bytes);
     last.mode = std::max(last.mode, access.mode);
+    ++last.accesses;
     return;
   }
   recording_.push_back({access.chunk, access.mode, program_bytes});

@@ -27,6 +27,8 @@ class Schedule {
     AccessMode mode = AccessMode::read;
     /// The most bytes that the program's own tensors took on the device up to the next entry.
     std::uint64_t program_bytes = 0;
+    /// How many accesses in a row this stands for.
+    std::uint32_t accesses = 1;
   };
 
   Schedule() = default;
@@ -53,6 +55,7 @@ class Forecast {
   void follow(const Schedule* schedule) {
     schedule_ = schedule;
     cursor_ = 0;
+    seen_ = 0;
     suspected_.reset();
   }
   const Schedule* schedule() const noexcept { return schedule_; }
@@ -63,19 +66,25 @@ class Forecast {
 
   /// Where the chunk is used next, counted from the beginning of this pass around its end into the next one.
   std::optional<std::size_t> next_use(ChunkId chunk) const;
-  /// How many accesses from now that is.
+  /// How many entries from now that is; 0 while accesses of the latest are left.
   std::uint64_t distance(ChunkId chunk) const {
     const auto use = next_use(chunk);
-    return use ? *use - cursor_ : never;
+    return !use ? never : *use < cursor_ ? 0 : *use - cursor_;
   }
   /// Whether it is used again before the end of the pass. False where nothing is known.
   bool used_again(ChunkId chunk) const {
-    return schedule_ != nullptr && schedule_->next_use(chunk, cursor_).has_value();
+    return schedule_ != nullptr && (in_use(chunk) || schedule_->next_use(chunk, cursor_).has_value());
   }
 
  private:
+  /// Whether the latest entry is the chunk's and stands for more accesses than were seen.
+  bool in_use(ChunkId chunk) const {
+    return cursor_ > 0 && (*schedule_)[cursor_ - 1].chunk == chunk && seen_ < (*schedule_)[cursor_ - 1].accesses;
+  }
+
   const Schedule* schedule_ = nullptr;
   std::size_t cursor_ = 0;
+  std::uint32_t seen_ = 0;                ///< accesses of the entry before the cursor
   std::optional<std::size_t> suspected_;  ///< where the program may have jumped to, if its next access agrees
 };
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -12,36 +14,95 @@ namespace terrace {
 namespace {
 
 constexpr std::uint64_t page_bytes = 4096;
-constexpr std::uint64_t huge_page_bytes = 2 * 1024 * 1024;
 
-std::byte* map_pages(std::uint64_t bytes) {
-  // Blocks that can hold huge pages start at the boundary of one.
-  const std::uint64_t slack = bytes >= huge_page_bytes ? huge_page_bytes : 0;
-  void* mapped =
-      mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) {
-    throw OutOfMemory("device: mapping " + format_bytes(bytes) + " failed: " + std::strerror(errno),
-                      "lower device.memory or host.memory to what the machine has");
-  }
-  auto* begin = static_cast<std::byte*>(mapped);
-  if (slack == 0) {
-    return begin;
-  }
-  const auto address = reinterpret_cast<std::uintptr_t>(begin);
-  const std::uint64_t before = (huge_page_bytes - address % huge_page_bytes) % huge_page_bytes;
-  if (before > 0) {
-    munmap(begin, before);
-  }
-  if (slack > before) {
-    munmap(begin + before + bytes, slack - before);
-  }
-  madvise(begin + before, bytes, MADV_HUGEPAGE);
-  return begin + before;
+[[noreturn]] void refuse(std::uint64_t bytes, const char* what) {
+  throw OutOfMemory("device: " + std::string(what) + " " + format_bytes(bytes) + " failed: " + std::strerror(errno),
+                    "lower device.memory or host.memory to what the machine has");
 }
 
 }  // namespace
 
-PageBlocks::~PageBlocks() { trim(0); }
+void PageBlocks::Extents::add(Extent extent) {
+  bytes_ += extent.bytes;
+  auto after = by_offset_.upper_bound(extent.offset);
+  if (after != by_offset_.end() && extent.offset + extent.bytes == after->first) {
+    extent.bytes += after->second;
+    erase(after++);
+  }
+  if (after != by_offset_.begin()) {
+    const auto before = std::prev(after);
+    if (before->first + before->second == extent.offset) {
+      extent.offset = before->first;
+      extent.bytes += before->second;
+      erase(before);
+    }
+  }
+  by_offset_.emplace(extent.offset, extent.bytes);
+  by_size_.emplace(extent.bytes, extent.offset);
+}
+
+bool PageBlocks::Extents::take_whole(std::uint64_t bytes, Extent& found) {
+  const auto fitting = by_size_.lower_bound({bytes, 0});
+  if (fitting == by_size_.end()) {
+    return false;
+  }
+  const auto [size, offset] = *fitting;
+  erase(by_offset_.find(offset));
+  bytes_ -= size;
+  if (size > bytes) {
+    add({offset + bytes, size - bytes});
+  }
+  found = {offset, bytes};
+  return true;
+}
+
+PageBlocks::Extent PageBlocks::Extents::take_largest(std::uint64_t bytes) {
+  const auto [size, offset] = *by_size_.rbegin();
+  const std::uint64_t taken = std::min(size, bytes);
+  erase(by_offset_.find(offset));
+  bytes_ -= size;
+  if (size > taken) {
+    add({offset, size - taken});
+  }
+  return {offset + size - taken, taken};
+}
+
+void PageBlocks::Extents::erase(std::map<std::uint64_t, std::uint64_t>::iterator at) {
+  by_size_.erase({at->second, at->first});
+  by_offset_.erase(at);
+}
+
+PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
+  if (capacity_ == 0) {
+    return;
+  }
+  file_ = memfd_create("terrace-device", MFD_CLOEXEC);
+  if (file_ < 0 || ftruncate(file_, static_cast<off_t>(capacity_)) != 0) {
+    const int error = errno;
+    if (file_ >= 0) {
+      close(file_);
+    }
+    errno = error;
+    refuse(capacity_, "setting aside");
+  }
+  void* mapped = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    close(file_);
+    errno = error;
+    refuse(capacity_, "mapping");
+  }
+  base_ = static_cast<std::byte*>(mapped);
+  madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them for such memory
+  fresh_.add({0, capacity_});
+}
+
+PageBlocks::~PageBlocks() {
+  if (base_ != nullptr) {
+    munmap(base_, capacity_);
+    close(file_);
+  }
+}
 
 std::uint64_t PageBlocks::rounded(std::uint64_t bytes) noexcept {
   return (bytes + page_bytes - 1) / page_bytes * page_bytes;
@@ -49,52 +110,82 @@ std::uint64_t PageBlocks::rounded(std::uint64_t bytes) noexcept {
 
 std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
   bytes = rounded(bytes);
-  std::unique_lock lock(mutex_);
-  if (const auto found = kept_by_size_.find(bytes); found != kept_by_size_.end()) {
-    const auto kept = found->second.back();  // the one freed last is the warmest
-    found->second.pop_back();
-    if (found->second.empty()) {
-      kept_by_size_.erase(found);
-    }
-    std::byte* block = kept->block;
-    kept_.erase(kept);
-    return block;
+  const std::lock_guard lock(mutex_);
+  Extent whole{};
+  if (kept_.take_whole(bytes, whole)) {
+    return base_ + whole.offset;
   }
-  trim_locked(limit > bytes ? limit - bytes : 0, lock);
-  std::byte* block = map_pages(bytes);
-  mapped_ += bytes;
+  if (kept_.bytes() + fresh_.bytes() < bytes) {
+    throw OutOfMemory("device: " + format_bytes(bytes) + " are wanted of " +
+                      format_bytes(kept_.bytes() + fresh_.bytes()) + " that are left");
+  }
+  const std::uint64_t mapped = capacity_ - fresh_.bytes();
+  if (mapped + bytes <= limit && fresh_.take_whole(bytes, whole)) {
+    return base_ + whole.offset;
+  }
+  std::vector<Extent> pieces;
+  for (std::uint64_t left = bytes; left > 0; left -= pieces.back().bytes) {
+    pieces.push_back((kept_.bytes() > 0 ? kept_ : fresh_).take_largest(left));
+  }
+  try {
+    std::byte* block = map_together(pieces, bytes);
+    scattered_[block] = std::move(pieces);
+    return block;
+  } catch (...) {
+    for (const Extent& piece : pieces) {
+      kept_.add(piece);
+    }
+    throw;
+  }
+}
+
+std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uint64_t bytes) {
+  void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) {
+    refuse(bytes, "mapping");
+  }
+  auto* const block = static_cast<std::byte*>(mapped);
+  std::byte* at = block;
+  for (const Extent& extent : extents) {
+    if (mmap(at, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE | MAP_NORESERVE, file_,
+             static_cast<off_t>(extent.offset)) == MAP_FAILED) {
+      const int error = errno;
+      munmap(block, bytes);
+      errno = error;
+      refuse(bytes, "mapping");
+    }
+    at += extent.bytes;
+  }
   return block;
 }
 
 void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {
   bytes = rounded(bytes);
-  const std::unique_lock lock(mutex_);
-  kept_.push_back({block, bytes});
-  kept_by_size_[bytes].push_back(std::prev(kept_.end()));
+  const std::lock_guard lock(mutex_);
+  const auto found = scattered_.find(block);
+  if (found == scattered_.end()) {
+    kept_.add({static_cast<std::uint64_t>(block - base_), bytes});
+    return;
+  }
+  munmap(block, bytes);
+  for (const Extent& extent : found->second) {
+    kept_.add(extent);
+  }
+  scattered_.erase(found);
 }
 
 std::uint64_t PageBlocks::mapped() const {
-  const std::unique_lock lock(mutex_);
-  return mapped_;
+  const std::lock_guard lock(mutex_);
+  return capacity_ - fresh_.bytes();
 }
 
 void PageBlocks::trim(std::uint64_t limit) noexcept {
-  const std::unique_lock lock(mutex_);
-  trim_locked(limit, lock);
-}
-
-void PageBlocks::trim_locked(std::uint64_t limit, const std::unique_lock<std::mutex>&) noexcept {
-  while (mapped_ > limit && !kept_.empty()) {
-    const auto oldest = kept_.begin();
-    const auto found = kept_by_size_.find(oldest->bytes);
-    auto& same_size = found->second;
-    same_size.erase(std::find(same_size.begin(), same_size.end(), oldest));
-    if (same_size.empty()) {
-      kept_by_size_.erase(found);  // programs of changing shapes ask for ever new sizes
-    }
-    munmap(oldest->block, oldest->bytes);
-    mapped_ -= oldest->bytes;
-    kept_.erase(oldest);
+  const std::lock_guard lock(mutex_);
+  while (capacity_ - fresh_.bytes() > limit && kept_.bytes() > 0) {
+    const Extent extent = kept_.take_largest(rounded(capacity_ - fresh_.bytes() - limit));
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent.offset),
+              static_cast<off_t>(extent.bytes));
+    fresh_.add(extent);
   }
 }
 

@@ -1,54 +1,80 @@
-/// Blocks of whole pages, reused at their exact size and given back to the system before the total would
-/// exceed a limit.
+/// Blocks of whole pages out of one memory of a given capacity, which never fragments.
 ///
-/// The pages of the system are the granules: blocks of any size stay contiguous in the address space and
-/// never fragment the memory behind them. A block that is freed is kept, so that a slot or an activation of
-/// the same size is served without a page fault; kept blocks are unmapped, oldest first, as soon as a new
-/// size needs their bytes. Thread-safe.
+/// Every block is contiguous in the address space. Where pages side by side are free it is a stretch of the memory
+/// itself; where free pages lie scattered, they are mapped side by side once more, for as long as the block lives. So
+/// bytes given back serve whatever is taken next, at any size, and in the steady state no page is cleared or charged
+/// anew. Pages that were used once are kept, until `trim` gives them back to the system. Thread-safe.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
+#include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace terrace {
 
 class PageBlocks {
  public:
-  PageBlocks() = default;
+  /// At most `capacity` bytes can be in use at once. Throws OutOfMemory if the system refuses the address space; its
+  /// pages are taken as blocks are touched.
+  explicit PageBlocks(std::uint64_t capacity);
   PageBlocks(const PageBlocks&) = delete;
   PageBlocks& operator=(const PageBlocks&) = delete;
-  /// Unmaps what is kept; blocks still in use must be given back first.
+  /// Blocks still in use must be given back first.
   ~PageBlocks();
 
   static std::uint64_t rounded(std::uint64_t bytes) noexcept;
 
-  /// A block of `rounded(bytes)` bytes with undefined contents, while in use plus kept stays within `limit`.
-  /// Throws OutOfMemory if the system refuses the pages.
+  /// A block of `rounded(bytes)` bytes with undefined contents, while in use plus kept stays within `limit`. Throws
+  /// OutOfMemory if less than that is left of the capacity, or if the system refuses a mapping.
   std::byte* take(std::uint64_t bytes, std::uint64_t limit);
   void give_back(std::byte* block, std::uint64_t bytes) noexcept;
 
-  /// Bytes mapped: in use and kept for reuse.
+  /// Bytes in use and kept for reuse.
   std::uint64_t mapped() const;
 
-  /// Unmaps kept blocks until at most `limit` bytes are mapped, as far as they go.
+  /// Gives kept pages back to the system until at most `limit` bytes are mapped, as far as they go.
   void trim(std::uint64_t limit) noexcept;
 
  private:
-  struct Kept {
-    std::byte* block;
+  struct Extent {
+    std::uint64_t offset;
     std::uint64_t bytes;
   };
 
-  void trim_locked(std::uint64_t limit, const std::unique_lock<std::mutex>& lock) noexcept;
+  /// Free stretches of the memory, neighbours joined.
+  class Extents {
+   public:
+    std::uint64_t bytes() const noexcept { return bytes_; }
+    void add(Extent extent);
+    /// The smallest that holds `bytes`, cut to them; false if none does.
+    bool take_whole(std::uint64_t bytes, Extent& found);
+    /// At most `bytes` of the largest, from its end.
+    Extent take_largest(std::uint64_t bytes);
+
+   private:
+    void erase(std::map<std::uint64_t, std::uint64_t>::iterator at);
+
+    std::map<std::uint64_t, std::uint64_t> by_offset_;
+    std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;
+    std::uint64_t bytes_ = 0;
+  };
+
+  /// A mapping of its own of scattered pages.
+  std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
+
+  const std::uint64_t capacity_;
+  int file_ = -1;              ///< the memory, which has no name
+  std::byte* base_ = nullptr;  ///< all of it, in order
 
   mutable std::mutex mutex_;
-  std::uint64_t mapped_ = 0;
-  std::list<Kept> kept_;  // oldest first
-  std::unordered_map<std::uint64_t, std::vector<std::list<Kept>::iterator>> kept_by_size_;
+  Extents kept_;                                                   ///< free, with pages behind them
+  Extents fresh_;                                                  ///< free, without
+  std::unordered_map<std::byte*, std::vector<Extent>> scattered_;  ///< blocks with a mapping of their own
 };
 
 }  // namespace terrace

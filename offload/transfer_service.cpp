@@ -21,7 +21,7 @@ namespace {
 /// Bytes that may be on a link at once: enough that it never idles, few enough that a demand is soon served.
 constexpr std::size_t copied_bytes_in_flight = std::size_t{512} << 10U;
 /// Bytes that may be with a drive at once, each way, and operations.
-constexpr std::size_t nvme_bytes_in_flight = std::size_t{4} << 20U;
+constexpr std::size_t nvme_bytes_in_flight = std::size_t{8} << 20U;
 constexpr std::size_t most_nvme_operations = 64;
 /// So many blocks may be on any link.
 constexpr std::size_t fewest_in_flight = 2;

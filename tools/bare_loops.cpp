@@ -33,10 +33,15 @@ void sleep_until(std::int64_t moment_ns) {
   if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
 }
 
+AdamWStep some_step() {
+  return {{.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1}, 1};
+}
+
 }  // namespace
 
 BareLoops::BareLoops() : from_(kBufferBytes, std::byte{1}), to_(kBufferBytes, std::byte{2}) {
   for (auto& operand : update_) operand.assign(kUpdateElements, 1e-3F);
+  for (auto& operand : update_bf16_) operand.assign(kUpdateElements, 0x3a83);  // 1e-3
 }
 
 double BareLoops::copy_seconds(std::uint64_t bytes) {
@@ -55,11 +60,21 @@ double BareLoops::checksum_seconds(std::uint64_t bytes) {
 }
 
 double BareLoops::update_seconds(std::uint64_t elements) {
-  const AdamWStep step({.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1}, 1);
+  const AdamWStep step = some_step();
   const Stopwatch watch;
   in_parts(elements, kUpdateElements, kBlockBytes, [&](std::size_t offset, std::size_t size) {
     adamw_update(step, update_[0].data() + offset, update_[1].data() + offset, update_[2].data() + offset,
                  update_[3].data() + offset, size);
+  });
+  return watch.elapsed_seconds();
+}
+
+double BareLoops::update_bf16_seconds(std::uint64_t elements) {
+  const AdamWStep step = some_step();
+  const Stopwatch watch;
+  in_parts(elements, kUpdateElements, kBlockBytes, [&](std::size_t offset, std::size_t size) {
+    adamw_update(step, update_bf16_[0].data() + offset, update_bf16_[1].data() + offset, update_[0].data() + offset,
+                 update_[2].data() + offset, update_[3].data() + offset, size);
   });
   return watch.elapsed_seconds();
 }

@@ -23,18 +23,35 @@ namespace {
 
 constexpr Target kTarget{Target::Sense::at_most, 1.25};
 constexpr double kMiB = 1024.0 * 1024.0;
-constexpr double kDeviceBytes = 32 * kMiB;
-constexpr double kHostMargin = 40 * kMiB;  // beside what rests: staging, and states on their way
-constexpr double kStepSeconds = 0.25;      // where the rates leave the choice
-constexpr double kOther = 0.65;            // of the bounding term, what the others are to take
-constexpr double kLeastLink = 0.25e9;
+// A seventh of the bf16 parameters, so that the link carries about as much in forward as in backward.
+constexpr double kDeviceBytes = 20 * kMiB;
+// States cannot be updated before step() nor after their parameters' first use, so that those on NVMe move in forward
+// alone, but for what the host can keep from one step to the next: as much as lets NVMe be as busy as the whole step
+// is long, and forward last as long as its share of the computation and of the link.
+constexpr double kKept = 0.5;
+constexpr double kHostMargin = 48 * kMiB;  // beside what rests and what is kept: staging, and states on their way
+constexpr double kMostStepSeconds = 2;
+constexpr double kOther = 0.65;     // of the bounding term, what the others are to take
+constexpr double kBalanced = 0.93;  // of NVMe's, what the others take in the balanced case
+constexpr double kLeastLink = 0.1e9;
 constexpr double kMostLink = 2e9;
 constexpr double kLinkOfCopy = 0.38;  // copies must not take the cores
 constexpr int kTimedSteps = 4;
 constexpr int kCalibrations = 4;
 constexpr std::size_t kDriftCheck = 5;  // pairs
 
-GptOptions model_options() { return {.layers = 8, .heads = 6, .width = 384, .sequence = 64}; }
+GptOptions model_options() { return {.layers = 12, .heads = 8, .width = 512, .sequence = 64}; }
+
+Gpt make_model() {
+  Gpt model(model_options());
+  model->to(at::kBFloat16);
+  return model;
+}
+
+/// Bytes of each parameter in bf16, of its gradient, and of its states in fp32: master, momentum, variance.
+constexpr double kParameter = 2;
+constexpr double kGradient = 2;
+constexpr double kStates = 12;
 
 /// What a case is made of.
 struct Setting {
@@ -43,13 +60,14 @@ struct Setting {
   double nvme_share = 0;  ///< of the states
 };
 
-/// Bytes that a step cannot do without: parameters for forward and backward, less what the device can keep between the
-/// two (the update makes the forward's new), gradients once, and the states on NVMe both ways.
+/// Bytes of a step as the floors count them: parameters for forward and backward, less what the device can keep between
+/// the two (the update makes the forward's new), gradients once, and the states on NVMe both ways. What the host keeps
+/// of those from one step to the next is not taken off; the report gives what was moved beside this.
 struct Necessary {
   Necessary(double parameters, double nvme_share)
-      : in(4 * parameters + std::max(0.0, 4 * parameters - kDeviceBytes)),
-        out(4 * parameters),
-        nvme_read(8 * parameters * nvme_share),
+      : in(kParameter * parameters + std::max(0.0, kParameter * parameters - kDeviceBytes)),
+        out(kGradient * parameters),
+        nvme_read(kStates * parameters * nvme_share),
         nvme_written(nvme_read) {}
   double in;
   double out;
@@ -60,7 +78,7 @@ struct Necessary {
 /// The independent loops, shared by calibration and rounds.
 struct Loops {
   Loops(const std::filesystem::path& folder, double parameters)
-      : nvme(folder, static_cast<std::uint64_t>(8 * parameters)) {}
+      : nvme(folder, static_cast<std::uint64_t>(kStates * parameters)) {}
 
   double nvme_seconds(const Necessary& necessary) {
     return nvme.seconds(static_cast<std::uint64_t>(necessary.nvme_read),
@@ -75,10 +93,10 @@ struct Loops {
     terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), link_rate);
     terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), link_rate);
     terms[Term::nvme] = nvme_seconds(necessary);
-    terms[Term::update] = bare.update_seconds(whole(parameters));
+    terms[Term::update] = bare.update_bf16_seconds(whole(parameters));
     const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
     const double checksums = bare.checksum_seconds(whole(necessary.nvme_read + necessary.nvme_written));
-    const double gradients = bare.fill_seconds(whole(4 * parameters));
+    const double gradients = bare.fill_seconds(whole(kGradient * parameters));
     terms[Term::cores] = (terms[Term::update] + copies + checksums + gradients) / hardware_cores();
     return terms;
   }
@@ -90,7 +108,9 @@ struct Loops {
 /// Wanted sizes of compute, link and NVMe, of the step.
 struct Weights {
   explicit Weights(Bound bound)
-      : compute(of(Bound::compute, bound)), link(of(Bound::link, bound)), nvme(of(Bound::nvme, bound)) {}
+      : compute(of(Bound::compute, bound)), link(of(Bound::link, bound)), nvme(of(Bound::nvme, bound)) {
+    if (bound == Bound::balanced) compute = link = kBalanced;
+  }
   static double of(Bound part, Bound bound) { return bound == part || bound == Bound::balanced ? 1 : kOther; }
   double compute, link, nvme;
 };
@@ -111,7 +131,7 @@ Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   const double most_link = std::min(kMostLink, kLinkOfCopy * median_of(copy_rates));
   const double cores = median_of(core_seconds);
 
-  double step = kStepSeconds;
+  double step = kMostStepSeconds;
   step = std::min(step, all_on_nvme.nvme_read / nvme_rate / weights.nvme);
   step = std::min(step, all_on_nvme.in / kLeastLink / weights.link);
   step = std::max({step, all_on_nvme.in / most_link / weights.link, cores / kOther});
@@ -119,7 +139,7 @@ Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
   Setting setting;
   setting.compute_seconds = step * weights.compute;
   setting.link_rate = std::floor(std::min(all_on_nvme.in / (step * weights.link), most_link));
-  setting.nvme_share = std::min(1.0, step * weights.nvme * nvme_rate / (8 * parameters));
+  setting.nvme_share = std::min(1.0, step * weights.nvme * nvme_rate / (kStates * parameters));
   return setting;
 }
 
@@ -129,9 +149,10 @@ Config config_of(double parameters, const Setting& setting, const std::filesyste
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.device.link = whole(setting.link_rate);
-  config.host.memory = whole(8 * parameters + 8 * parameters * (1 - setting.nvme_share) + kHostMargin);
+  config.host.memory = whole((kParameter + kGradient) * parameters +
+                             kStates * parameters * (1 - setting.nvme_share * (1 - kKept)) + kHostMargin);
   config.nvme.paths = {nvme};
-  config.nvme.memory = whole(8 * parameters * 1.2 + 64 * kMiB);
+  config.nvme.memory = whole(kStates * parameters * 1.2 + 64 * kMiB);
   config.placement.parameters = Config::Shares{.host = 1};
   config.placement.gradients = Config::Shares{.host = 1};
   config.placement.optimizer = Config::Shares{.host = 1 - setting.nvme_share, .nvme = setting.nvme_share};
@@ -143,10 +164,12 @@ Config config_of(double parameters, const Setting& setting, const std::filesyste
 
 std::string in_words(double parameters, const Setting& setting) {
   std::array<char, 200> text;
-  std::snprintf(text.data(), text.size(),
-                "%.1fM parameters, device %.0f MiB, link %.2f GB/s, %.0f%% of the states on NVMe, compute %.0f ms",
-                parameters / 1e6, kDeviceBytes / kMiB, setting.link_rate / 1e9, 100 * setting.nvme_share,
-                1e3 * setting.compute_seconds);
+  std::snprintf(
+      text.data(), text.size(),
+      "%.1fM bf16 parameters, device %.0f MiB, link %.2f GB/s, %.0f%% of the states on NVMe, of which the host "
+      "keeps %.0f%%, compute %.0f ms",
+      parameters / 1e6, kDeviceBytes / kMiB, setting.link_rate / 1e9, 100 * setting.nvme_share, 100 * kKept,
+      1e3 * setting.compute_seconds);
   return text.data();
 }
 
@@ -157,7 +180,7 @@ class Steps {
         const std::filesystem::path& nvme)
       : session_(config_of(parameters, setting, nvme)) {
     with_typed_errors(session_, [&] {
-      Gpt model = session_.construct([] { return Gpt(model_options()); });
+      Gpt model = session_.construct([] { return make_model(); });
       session_.manage(*model);
       // A learning rate of 0 leaves parameters, and so the loss, as they are; the update costs the same.
       optimizer_.emplace(session_, torch::optim::AdamWOptions(0.0));
@@ -167,7 +190,7 @@ class Steps {
       step();
       session_.synchronize();
       round();
-      usual_ = std::exchange(traffic_, {});
+      traffic_ = {};
     });
   }
 
@@ -185,8 +208,6 @@ class Steps {
   }
 
   const StepTraffic& traffic() const { return traffic_; }
-  /// What a step moves, as known before the first that counts.
-  double usual(Link link) const { return usual_.moved(link); }
   StandIn& stand_in() { return *stand_in_; }
 
   /// Medians, also of the steps that are not timed.
@@ -222,7 +243,6 @@ class Steps {
   std::optional<StandIn> stand_in_;
   std::optional<float> loss_;
   StepTraffic traffic_;
-  StepTraffic usual_;
   std::vector<double> forward_ms_, backward_ms_, update_ms_;  // by step
 };
 
@@ -231,10 +251,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
                                  const std::filesystem::path& nvme, Loops& loops, PairOptions options,
                                  double parameters, bool may_give_up) {
   Steps steps(uses, parameters, setting, nvme);
-  Necessary necessary(parameters, setting.nvme_share);
-  // States that the host could keep from step to step need not move: no floor is above what was enough.
-  necessary.nvme_read = std::min(necessary.nvme_read, steps.usual(Link::nvme_to_host));
-  necessary.nvme_written = std::min(necessary.nvme_written, steps.usual(Link::host_to_nvme));
+  const Necessary necessary(parameters, setting.nvme_share);
   std::vector<double> seconds;
   std::vector<double> floors;
   std::vector<Terms> rounds;
@@ -282,7 +299,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
 BenchCase run_stand_in_case(Bound bound, const std::filesystem::path& nvme, PairOptions options) {
   const ThreadsOfLibTorch one_thread(1);
   const std::vector<RecordedUse> uses = record_uses(model_options());
-  StandIn unmanaged(Gpt(model_options()), uses);
+  StandIn unmanaged(make_model(), uses);
   const auto parameters = static_cast<double>(unmanaged.elements());
   Loops loops(nvme, parameters);
   for (int attempt = 1;; ++attempt) {

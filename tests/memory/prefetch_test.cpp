@@ -289,5 +289,20 @@ TEST(Eviction, what_the_pass_writes_again_is_not_written_home_in_between) {
   EXPECT_THAT(world.take_actions(), Not(Contains(moves(gradient, device, host))));
 }
 
+TEST(Eviction, what_the_pass_writes_several_times_in_a_row_is_written_home_after_the_last) {
+  World world(8, 16, 0, 1);
+  const ChunkId gradient = world.chunk(host);
+  const ChunkId other = world.chunk(host);
+  world.learn({{gradient, device, writing}, {gradient, device, writing}, {other, device, reading}});
+  world.run();
+  world.take_actions();
+  world.use(gradient, device, writing);
+  EXPECT_THAT(world.take_actions(), Not(Contains(moves(gradient, device, host))));
+  Call& last = world.acquire({{gradient, device, writing}});
+  ASSERT_TRUE(last.granted());
+  world.release(last);
+  EXPECT_THAT(world.take_actions(), Contains(moves(gradient, device, host)));
+}
+
 }  // namespace
 }  // namespace terrace

@@ -59,6 +59,30 @@ TEST(Forecast, counts_to_the_next_use_around_the_end_of_the_pass) {
   EXPECT_FALSE(forecast.used_again(2));
 }
 
+TEST(Forecast, a_chunk_is_in_use_until_the_last_of_its_accesses_in_a_row) {
+  const Schedule schedule({{.chunk = 1, .accesses = 3}, {.chunk = 2}});
+  Forecast forecast;
+  forecast.follow(&schedule);
+  forecast.advance(1);
+  forecast.advance(1);
+  EXPECT_TRUE(forecast.used_again(1));
+  EXPECT_EQ(forecast.distance(1), 0u);
+  EXPECT_EQ(forecast.distance(2), 0u) << "it comes next";
+  forecast.advance(1);
+  EXPECT_FALSE(forecast.used_again(1));
+  EXPECT_EQ(forecast.distance(1), 1u) << "in the next pass";
+}
+
+TEST(Forecast, a_program_that_leaves_out_one_of_several_accesses_is_followed_all_the_same) {
+  const Schedule schedule({{.chunk = 1, .accesses = 3}, {.chunk = 2}, {.chunk = 3}});
+  Forecast forecast;
+  forecast.follow(&schedule);
+  forecast.advance(1);
+  forecast.advance(2);
+  EXPECT_EQ(forecast.cursor(), 2u);
+  EXPECT_FALSE(forecast.used_again(1));
+}
+
 TEST(Forecast, follows_a_program_that_skips_a_layer) {
   const Schedule schedule = ascending(100);
   Forecast forecast;
@@ -131,6 +155,8 @@ TEST(ScheduleBook, accesses_to_one_chunk_in_a_row_are_one_with_the_highest_use_o
   ASSERT_EQ(book.current()->size(), 2u);
   EXPECT_EQ((*book.current())[0].program_bytes, 70u);
   EXPECT_EQ((*book.current())[0].mode, AccessMode::write);
+  EXPECT_EQ((*book.current())[0].accesses, 2u);
+  EXPECT_EQ((*book.current())[1].accesses, 1u);
 }
 
 TEST(ScheduleBook, keeps_the_latest_few_passes) {

@@ -18,14 +18,15 @@ namespace {
 constexpr std::uint64_t KiB = 1024;
 constexpr std::uint64_t MiB = 1024 * KiB;
 constexpr std::uint64_t capacity = 64 * MiB;
-/// What else the process may map meanwhile: thread stacks, reserves of the C library.
+/// What else the process may touch meanwhile: thread stacks, reserves of the C library, a sanitizer's shadow.
 constexpr std::uint64_t slack = 16 * MiB;
 
-/// Bytes of address space that this process has mapped. Sanitizers map theirs at the start.
-std::uint64_t mapped_by_process() {
-  std::uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * 4096;
+/// Bytes that this process has in memory.
+std::uint64_t resident_in_process() {
+  std::uint64_t mapped = 0;
+  std::uint64_t resident = 0;
+  std::ifstream("/proc/self/statm") >> mapped >> resident;
+  return resident * 4096;
 }
 
 struct Block {
@@ -57,7 +58,7 @@ class EmulatedDeviceTest : public testing::Test {
     device_.budget().release(Kind::activation, device_.allocation_bytes(block.bytes));
   }
 
-  const std::uint64_t mapped_before_ = mapped_by_process();
+  const std::uint64_t resident_before_ = resident_in_process();
   EmulatedDevice device_{capacity};
 };
 
@@ -102,12 +103,12 @@ TEST_F(EmulatedDeviceTest, what_slots_free_serves_tensors_and_the_reverse_within
   for (int round = 0; round < 3; ++round) {
     std::vector<Block> slots;
     for (int i = 0; i < 16; ++i) slots.push_back(slot(4 * MiB));
-    EXPECT_LE(mapped_by_process(), mapped_before_ + capacity + slack) << "slots, round " << round;
+    EXPECT_LE(resident_in_process(), resident_before_ + capacity + slack) << "slots, round " << round;
     for (const Block& block : slots) free_slot(block);
 
     std::vector<Block> tensors;
     for (int i = 0; i < 21; ++i) tensors.push_back(tensor(3 * MiB));
-    EXPECT_LE(mapped_by_process(), mapped_before_ + capacity + slack) << "tensors, round " << round;
+    EXPECT_LE(resident_in_process(), resident_before_ + capacity + slack) << "tensors, round " << round;
     for (const Block& block : tensors) free_tensor(block);
   }
 }
@@ -124,11 +125,11 @@ TEST_F(EmulatedDeviceTest, what_slots_free_serves_small_tensors_too) {
   std::vector<Block> slots;
   for (int i = 0; i < 16; ++i) slots.push_back(slot(4 * MiB));
   for (const Block& block : slots) free_slot(block);
-  const std::uint64_t with_slots = mapped_by_process();
+  const std::uint64_t with_slots = resident_in_process();
 
   std::vector<Block> tensors;
   for (int i = 0; i < 2048; ++i) tensors.push_back(tensor(32 * KiB));  // all of the capacity
-  EXPECT_LE(mapped_by_process(), std::max(with_slots, mapped_before_ + capacity) + slack)
+  EXPECT_LE(resident_in_process(), std::max(with_slots, resident_before_ + capacity) + slack)
       << "kept pages make room for them";
   for (const Block& block : tensors) free_tensor(block);
 }

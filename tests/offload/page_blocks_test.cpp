@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
+
 namespace terrace {
 namespace {
 
@@ -28,7 +30,7 @@ TEST(PageBlocks, sizes_are_rounded_up_to_whole_pages) {
 }
 
 TEST(PageBlocks, all_bytes_of_a_block_can_be_used) {
-  PageBlocks blocks;
+  PageBlocks blocks(plenty);
   for (const std::uint64_t bytes :
        {std::uint64_t{1}, page - 1, page, 3 * page + 7, 2 * MiB - page, 2 * MiB, 5 * MiB + 1}) {
     const std::uint64_t rounded = PageBlocks::rounded(bytes);
@@ -41,7 +43,7 @@ TEST(PageBlocks, all_bytes_of_a_block_can_be_used) {
 }
 
 TEST(PageBlocks, blocks_in_use_do_not_overlap) {
-  PageBlocks blocks;
+  PageBlocks blocks(plenty);
   std::vector<std::byte*> taken;
   for (int i = 0; i < 20; ++i) {
     taken.push_back(blocks.take(3 * page, plenty));
@@ -52,7 +54,7 @@ TEST(PageBlocks, blocks_in_use_do_not_overlap) {
 }
 
 TEST(PageBlocks, a_block_given_back_serves_the_next_of_its_size) {
-  PageBlocks blocks;
+  PageBlocks blocks(plenty);
   std::byte* block = blocks.take(5 * page, plenty);
   blocks.give_back(block, 5 * page);
   EXPECT_EQ(blocks.mapped(), 5 * page) << "it is kept";
@@ -61,56 +63,66 @@ TEST(PageBlocks, a_block_given_back_serves_the_next_of_its_size) {
   blocks.give_back(block, 5 * page - 100);
 }
 
-TEST(PageBlocks, a_block_of_another_size_is_not_cut_from_a_kept_one) {
-  PageBlocks blocks;
+TEST(PageBlocks, blocks_of_other_sizes_are_cut_from_what_is_kept_and_joined_again) {
+  PageBlocks blocks(plenty);
   std::byte* large = blocks.take(8 * page, plenty);
   blocks.give_back(large, 8 * page);
-  std::byte* small = blocks.take(page, plenty);
-  EXPECT_EQ(blocks.mapped(), 9 * page);
-  blocks.give_back(small, page);
+  std::byte* first = blocks.take(5 * page, plenty);
+  std::byte* second = blocks.take(3 * page, plenty);
+  EXPECT_EQ(blocks.mapped(), 8 * page);
+  blocks.give_back(first, 5 * page);
+  blocks.give_back(second, 3 * page);
+  EXPECT_EQ(blocks.take(8 * page, plenty), large);
+  EXPECT_EQ(blocks.mapped(), 8 * page);
+  blocks.give_back(large, 8 * page);
 }
 
-TEST(PageBlocks, kept_blocks_are_unmapped_oldest_first_when_a_new_size_needs_their_bytes) {
-  PageBlocks blocks;
-  constexpr std::uint64_t limit = 12 * page;
-  std::byte* first = blocks.take(2 * page, limit);
-  std::byte* second = blocks.take(3 * page, limit);
-  std::byte* third = blocks.take(4 * page, limit);
-  blocks.give_back(second, 3 * page);  // the oldest of those kept
-  blocks.give_back(third, 4 * page);
-  blocks.give_back(first, 2 * page);
-  ASSERT_EQ(blocks.mapped(), 9 * page);
-
-  std::byte* fresh = blocks.take(6 * page, limit);
-  EXPECT_EQ(blocks.mapped(), 12 * page) << "three pages had to go, and no more did";
-  EXPECT_EQ(blocks.take(4 * page, limit), third);
-  EXPECT_EQ(blocks.take(2 * page, limit), first);
-  EXPECT_EQ(blocks.mapped(), 12 * page);
-  blocks.give_back(fresh, 6 * page);
-  blocks.give_back(third, 4 * page);
-  blocks.give_back(first, 2 * page);
+TEST(PageBlocks, scattered_pages_serve_a_block_larger_than_any_of_their_stretches) {
+  constexpr std::uint64_t limit = 8 * page;
+  PageBlocks blocks(limit);
+  std::vector<std::byte*> ones;
+  for (int i = 0; i < 8; ++i) {
+    ones.push_back(blocks.take(page, limit));
+    std::memset(ones.back(), i, page);
+  }
+  for (std::size_t i = 0; i < 8; i += 2) blocks.give_back(ones[i], page);
+  std::byte* block = blocks.take(4 * page, limit);
+  EXPECT_EQ(blocks.mapped(), 8 * page);
+  std::memset(block, 0x77, 4 * page);
+  EXPECT_TRUE(holds(block, 4 * page, 0x77));
+  for (std::size_t i = 1; i < 8; i += 2) {
+    EXPECT_TRUE(holds(ones[i], page, static_cast<int>(i))) << i;
+    blocks.give_back(ones[i], page);
+  }
+  blocks.give_back(block, 4 * page);
+  std::byte* whole = blocks.take(8 * page, limit);
+  std::memset(whole, 1, 8 * page);
+  blocks.give_back(whole, 8 * page);
 }
 
-TEST(PageBlocks, the_block_freed_last_is_reused_first) {
-  PageBlocks blocks;
-  std::byte* first = blocks.take(page, plenty);
-  std::byte* second = blocks.take(page, plenty);
-  blocks.give_back(second, page);
-  blocks.give_back(first, page);
-  EXPECT_EQ(blocks.take(page, plenty), first);
-  EXPECT_EQ(blocks.take(page, plenty), second);
-  blocks.give_back(first, page);
-  blocks.give_back(second, page);
+TEST(PageBlocks, a_block_beyond_the_capacity_is_refused_and_costs_nothing) {
+  PageBlocks blocks(4 * page);
+  std::byte* used = blocks.take(3 * page, plenty);
+  EXPECT_THROW(blocks.take(2 * page, plenty), OutOfMemory);
+  std::byte* last = blocks.take(page, plenty);
+  blocks.give_back(last, page);
+  blocks.give_back(used, 3 * page);
 }
 
-TEST(PageBlocks, trimming_unmaps_what_is_kept_and_never_what_is_in_use) {
-  PageBlocks blocks;
+TEST(PageBlocks, a_capacity_that_the_system_refuses_is_out_of_memory) {
+  EXPECT_THROW(PageBlocks(std::uint64_t{1} << 62U), OutOfMemory);
+}
+
+TEST(PageBlocks, trimming_gives_back_what_is_kept_and_never_what_is_in_use) {
+  PageBlocks blocks(plenty);
   std::byte* used = blocks.take(3 * page, plenty);
   std::memset(used, 7, 3 * page);
   std::byte* kept = blocks.take(4 * page, plenty);
   blocks.give_back(kept, 4 * page);
   blocks.trim(7 * page);
   EXPECT_EQ(blocks.mapped(), 7 * page);
+  blocks.trim(6 * page - 100);
+  EXPECT_EQ(blocks.mapped(), 5 * page) << "whole pages, and no more than have to";
   blocks.trim(0);
   EXPECT_EQ(blocks.mapped(), 3 * page);
   EXPECT_TRUE(holds(used, 3 * page, 7));
@@ -118,7 +130,7 @@ TEST(PageBlocks, trimming_unmaps_what_is_kept_and_never_what_is_in_use) {
 }
 
 TEST(PageBlocks, never_maps_more_than_its_limit_while_what_is_in_use_fits) {
-  PageBlocks blocks;
+  PageBlocks blocks(plenty);
   constexpr std::uint64_t limit = 100 * page;
   std::mt19937_64 random(3);
   struct Taken {
@@ -133,14 +145,13 @@ TEST(PageBlocks, never_maps_more_than_its_limit_while_what_is_in_use_fits) {
     if (random() % 2 == 0 && in_use + PageBlocks::rounded(bytes) <= limit) {
       const int value = static_cast<int>(random() % 256);
       std::byte* block = blocks.take(bytes, limit);
-      block[0] = block[bytes - 1] = static_cast<std::byte>(value);
+      std::memset(block, value, bytes);
       taken.push_back({block, bytes, value});
       in_use += PageBlocks::rounded(bytes);
     } else if (!taken.empty()) {
       std::swap(taken[random() % taken.size()], taken.back());
       const auto [block, size, value] = taken.back();
-      EXPECT_EQ(std::to_integer<int>(block[0]), value);
-      EXPECT_EQ(std::to_integer<int>(block[size - 1]), value);
+      EXPECT_TRUE(holds(block, size, value));
       blocks.give_back(block, size);
       in_use -= PageBlocks::rounded(size);
       taken.pop_back();
@@ -154,7 +165,7 @@ TEST(PageBlocks, never_maps_more_than_its_limit_while_what_is_in_use_fits) {
 }
 
 TEST(PageBlocks, threads_share_the_limit) {
-  PageBlocks blocks;
+  PageBlocks blocks(plenty);
   constexpr std::uint64_t limit = 40 * page;  // each of four threads uses at most ten pages
   std::atomic<bool> over{false};
   const auto work = [&](std::uint64_t seed) {
