@@ -16,8 +16,6 @@ namespace {
 
 constexpr std::size_t kAlignmentBytes = 4096;
 constexpr std::size_t kMostGranuleBytes = std::size_t{1} << 20;
-/// Blocks of a chunk, so that it can cross two links at once; fewer and larger ones cost a drive less.
-constexpr std::uint64_t kGranulesOfChunk = 8;
 
 }  // namespace
 
@@ -121,8 +119,7 @@ std::size_t HostArena::choose_granule(std::uint64_t chunk_bytes) {
   if (chunk_bytes == 0 || chunk_bytes % kAlignmentBytes != 0) {
     throw LogicError("host: a chunk of " + std::to_string(chunk_bytes) + " B is not a multiple of 4096 B");
   }
-  const std::uint64_t most =
-      std::clamp<std::uint64_t>(chunk_bytes / kGranulesOfChunk, kAlignmentBytes, kMostGranuleBytes);
+  const std::uint64_t most = std::clamp<std::uint64_t>(chunk_bytes / 32, kAlignmentBytes, kMostGranuleBytes);
   std::uint64_t granule = most / kAlignmentBytes * kAlignmentBytes;
   while (chunk_bytes % granule != 0) granule -= kAlignmentBytes;
   return static_cast<std::size_t>(granule);

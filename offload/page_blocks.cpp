@@ -113,6 +113,7 @@ std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
   const std::lock_guard lock(mutex_);
   Extent whole{};
   if (kept_.take_whole(bytes, whole)) {
+    madvise(base_ + whole.offset, whole.bytes, MADV_POPULATE_WRITE);  // else each page that was elsewhere faults
     return base_ + whole.offset;
   }
   if (kept_.bytes() + fresh_.bytes() < bytes) {
@@ -154,6 +155,7 @@ std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uin
       errno = error;
       refuse(bytes, "mapping");
     }
+    madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);  // a page counts as resident wherever it is mapped
     at += extent.bytes;
   }
   return block;

@@ -635,6 +635,18 @@ TEST_F(Recompute, fails_if_its_function_changes_an_input_in_place) {
   EXPECT_THAT(error_of<c10::Error>([&] { y.sum().backward(); }), StartsWith(changed_in_place));
 }
 
+TEST_F(Recompute, ends_with_its_result_where_its_function_changes_an_input_in_place) {
+  auto token = std::make_shared<int>();
+  const std::weak_ptr<int> held = token;
+  {
+    x = input() * 1;
+    const at::Tensor y = block([token = std::move(token)](at::Tensor value) { return value.add_(1).sin(); }, x);
+    x = at::Tensor();
+    EXPECT_FALSE(held.expired());
+  }
+  EXPECT_TRUE(held.expired());
+}
+
 TEST_F(Recompute, fails_if_the_optimizer_stepped_since_the_forward) {
   AdamW optimizer(*world.session(), AdamW::Options(1e-2));
   layer().sum().backward();

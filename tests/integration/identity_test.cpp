@@ -92,7 +92,7 @@ Way way_of(std::size_t combination, std::size_t way) {
   const bool other = (combination / 2 + way) % 2 == 1;
   return {.prefetch = prefetch[way],
           .update = odd && way != 1 ? "immediate" : "deferred",
-          .engine = other ? "io_uring" : "threads",
+          .engine = other ? "auto" : "threads",  // io_uring, where it is available
           .activations = way == 2 || (way == 0 && other) ? "recompute" : "keep",
           .threads = odd != other ? 1 : 2};
 }

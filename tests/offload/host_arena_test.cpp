@@ -147,7 +147,7 @@ TEST(HostArena, chooses_the_largest_granule_that_divides_the_smallest_chunk) {
   EXPECT_EQ(HostArena::choose_granule(4096), 4096U);
   EXPECT_EQ(HostArena::choose_granule(12 * 4096), 4096U);
   EXPECT_EQ(HostArena::choose_granule(64 * kMiB), kMiB);
-  EXPECT_EQ(HostArena::choose_granule(3 * kMiB / 2), 3 * kMiB / 16);
+  EXPECT_EQ(HostArena::choose_granule(3 * kMiB / 2), 3 * kMiB / 64);
   EXPECT_EQ(HostArena::choose_granule(257 * 4096), 4096U);
   EXPECT_THROW(HostArena::choose_granule(0), LogicError);
   EXPECT_THROW(HostArena::choose_granule(6000), LogicError);

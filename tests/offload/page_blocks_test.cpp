@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
@@ -98,6 +99,29 @@ TEST(PageBlocks, scattered_pages_serve_a_block_larger_than_any_of_their_stretche
   std::byte* whole = blocks.take(8 * page, limit);
   std::memset(whole, 1, 8 * page);
   blocks.give_back(whole, 8 * page);
+}
+
+TEST(PageBlocks, scattered_pages_that_are_mapped_together_are_resident_once) {
+  const auto resident = [] {
+    std::uint64_t mapped = 0;
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> mapped >> pages;
+    return pages * page;
+  };
+  constexpr std::uint64_t limit = 64 * MiB;
+  PageBlocks blocks(limit);
+  std::vector<std::byte*> ones;
+  for (int i = 0; i < 64; ++i) {
+    ones.push_back(blocks.take(MiB, limit));
+    std::memset(ones.back(), i, MiB);
+  }
+  const std::uint64_t before = resident();
+  for (std::size_t i = 0; i < 64; i += 2) blocks.give_back(ones[i], MiB);
+  std::byte* block = blocks.take(32 * MiB, limit);
+  std::memset(block, 1, 32 * MiB);
+  EXPECT_LE(resident(), before + 8 * MiB);
+  blocks.give_back(block, 32 * MiB);
+  for (std::size_t i = 1; i < 64; i += 2) blocks.give_back(ones[i], MiB);
 }
 
 TEST(PageBlocks, a_block_beyond_the_capacity_is_refused_and_costs_nothing) {

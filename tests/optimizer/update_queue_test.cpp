@@ -523,6 +523,23 @@ TEST_P(FailingUpdates, what_was_updated_before_the_error_can_be_used) {
   }
 }
 
+TEST_P(FailingUpdates, an_update_that_others_left_no_room_for_is_done_when_there_is_some) {
+  UpdateQueue queue(world_.world.stream, false);
+  queue.submit(world_.job(1, GetParam(), {0, 1}));
+  {
+    const ChunkSet& other = world_.sets[5].chunks;
+    const std::array accesses{Access{*other.master, Tier::host, AccessMode::read},
+                              Access{*other.momentum, Tier::host, AccessMode::read},
+                              Access{*other.variance, Tier::host, AccessMode::read}};
+    const Pin pin = world_.world.stream.acquire(accesses);
+    EXPECT_THROW(use(0), OutOfMemory);
+    EXPECT_THROW(queue.finish(), OutOfMemory);
+  }
+  world_.update_arrays(1, GetParam(), {0, 1});
+  EXPECT_NO_THROW(queue.finish());
+  EXPECT_EQ(world_.current(), world_.all());
+}
+
 // ---- Threads
 
 // Readers may still wait for a set of a job when the training thread has finished that and queued another.
