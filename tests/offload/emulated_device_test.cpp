@@ -5,14 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <random>
-#include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tests/offload/pages_in_process.h"
 
 namespace terrace {
 namespace {
@@ -22,19 +21,6 @@ constexpr std::uint64_t MiB = 1024 * KiB;
 constexpr std::uint64_t capacity = 64 * MiB;
 /// The kernel counts pages in batches.
 constexpr std::uint64_t slack = 2 * MiB;
-
-/// Bytes of the memory that page blocks are made of, as this process has them mapped; a sanitizer's are others.
-std::uint64_t pages_in_process() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "RssShmem:") {
-      std::uint64_t kib = 0;
-      status >> kib;
-      return kib * KiB;
-    }
-  }
-  throw std::runtime_error("no RssShmem in /proc/self/status");
-}
 
 struct Block {
   std::byte* memory;
