@@ -120,19 +120,22 @@ std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
     throw OutOfMemory("device: " + format_bytes(bytes) + " are wanted of " +
                       format_bytes(kept_.bytes() + fresh_.bytes()) + " that are left");
   }
-  const std::uint64_t mapped = capacity_ - fresh_.bytes();
-  if (mapped + bytes <= limit && fresh_.take_whole(bytes, whole)) {
+  if (mapped_now() + bytes <= limit && fresh_.take_whole(bytes, whole)) {
     return base_ + whole.offset;
   }
   std::vector<Extent> pieces;
   for (std::uint64_t left = bytes; left > 0; left -= pieces.back().bytes) {
     pieces.push_back((kept_.bytes() > 0 ? kept_ : fresh_).take_largest(left));
   }
+  std::byte* block = nullptr;
   try {
-    std::byte* block = map_together(pieces, bytes);
-    scattered_[block] = std::move(pieces);
+    block = map_together(pieces, bytes);
+    scattered_.emplace(block, pieces);
     return block;
   } catch (...) {
+    if (block != nullptr) {
+      munmap(block, bytes);
+    }
     for (const Extent& piece : pieces) {
       kept_.add(piece);
     }
@@ -178,13 +181,13 @@ void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {
 
 std::uint64_t PageBlocks::mapped() const {
   const std::lock_guard lock(mutex_);
-  return capacity_ - fresh_.bytes();
+  return mapped_now();
 }
 
 void PageBlocks::trim(std::uint64_t limit) noexcept {
   const std::lock_guard lock(mutex_);
-  while (capacity_ - fresh_.bytes() > limit && kept_.bytes() > 0) {
-    const Extent extent = kept_.take_largest(rounded(capacity_ - fresh_.bytes() - limit));
+  while (mapped_now() > limit && kept_.bytes() > 0) {
+    const Extent extent = kept_.take_largest(rounded(mapped_now() - limit));
     fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent.offset),
               static_cast<off_t>(extent.bytes));
     fresh_.add(extent);

@@ -65,6 +65,8 @@ class PageBlocks {
   };
 
   /// A mapping of its own of scattered pages.
+  /// Mapped by blocks or kept for reuse. The lock is held.
+  std::uint64_t mapped_now() const noexcept { return capacity_ - fresh_.bytes(); }
   std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
 
   const std::uint64_t capacity_;

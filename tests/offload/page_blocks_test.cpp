@@ -78,44 +78,49 @@ TEST(PageBlocks, blocks_of_other_sizes_are_cut_from_what_is_kept_and_joined_agai
   blocks.give_back(large, 8 * page);
 }
 
-TEST(PageBlocks, scattered_pages_serve_a_block_larger_than_any_of_their_stretches) {
-  constexpr std::uint64_t limit = 8 * page;
-  PageBlocks blocks(limit);
-  std::vector<std::byte*> ones;
-  for (int i = 0; i < 8; ++i) {
-    ones.push_back(blocks.take(page, limit));
-    std::memset(ones.back(), i, page);
+/// Blocks of `bytes` that take the whole capacity, every other of which has been given back.
+struct Scattered {
+  Scattered(std::size_t count, std::uint64_t each) : bytes(each), limit(count * each), blocks(limit) {
+    for (std::size_t i = 0; i < count; ++i) {
+      ones.push_back(blocks.take(bytes, limit));
+      std::memset(ones.back(), static_cast<int>(i), bytes);
+    }
+    before = pages_in_process();
+    for (std::size_t i = 0; i < count; i += 2) blocks.give_back(ones[i], bytes);
   }
-  for (std::size_t i = 0; i < 8; i += 2) blocks.give_back(ones[i], page);
-  std::byte* block = blocks.take(4 * page, limit);
-  EXPECT_EQ(blocks.mapped(), 8 * page);
+  void give_back_the_others() {
+    for (std::size_t i = 1; i < ones.size(); i += 2) {
+      EXPECT_TRUE(holds(ones[i], bytes, static_cast<int>(i))) << i;
+      blocks.give_back(ones[i], bytes);
+    }
+  }
+  const std::uint64_t bytes;
+  const std::uint64_t limit;
+  PageBlocks blocks;
+  std::vector<std::byte*> ones;
+  std::uint64_t before = 0;  ///< pages of the process with all of them
+};
+
+TEST(PageBlocks, scattered_pages_serve_a_block_larger_than_any_of_their_stretches) {
+  Scattered world(8, page);
+  std::byte* block = world.blocks.take(4 * page, world.limit);
+  EXPECT_EQ(world.blocks.mapped(), 8 * page);
   std::memset(block, 0x77, 4 * page);
   EXPECT_TRUE(holds(block, 4 * page, 0x77));
-  for (std::size_t i = 1; i < 8; i += 2) {
-    EXPECT_TRUE(holds(ones[i], page, static_cast<int>(i))) << i;
-    blocks.give_back(ones[i], page);
-  }
-  blocks.give_back(block, 4 * page);
-  std::byte* whole = blocks.take(8 * page, limit);
+  world.give_back_the_others();
+  world.blocks.give_back(block, 4 * page);
+  std::byte* whole = world.blocks.take(8 * page, world.limit);
   std::memset(whole, 1, 8 * page);
-  blocks.give_back(whole, 8 * page);
+  world.blocks.give_back(whole, 8 * page);
 }
 
 TEST(PageBlocks, scattered_pages_that_are_mapped_together_are_resident_once) {
-  constexpr std::uint64_t limit = 64 * MiB;
-  PageBlocks blocks(limit);
-  std::vector<std::byte*> ones;
-  for (int i = 0; i < 64; ++i) {
-    ones.push_back(blocks.take(MiB, limit));
-    std::memset(ones.back(), i, MiB);
-  }
-  const std::uint64_t before = pages_in_process();
-  for (std::size_t i = 0; i < 64; i += 2) blocks.give_back(ones[i], MiB);
-  std::byte* block = blocks.take(32 * MiB, limit);
+  Scattered world(64, MiB);
+  std::byte* block = world.blocks.take(32 * MiB, world.limit);
   std::memset(block, 1, 32 * MiB);
-  EXPECT_LE(pages_in_process(), before + 2 * MiB) << "the kernel counts in batches";
-  blocks.give_back(block, 32 * MiB);
-  for (std::size_t i = 1; i < 64; i += 2) blocks.give_back(ones[i], MiB);
+  EXPECT_LE(pages_in_process(), world.before + 2 * MiB) << "the kernel counts in batches";
+  world.blocks.give_back(block, 32 * MiB);
+  world.give_back_the_others();
 }
 
 TEST(PageBlocks, a_block_beyond_the_capacity_is_refused_and_costs_nothing) {
