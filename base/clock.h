@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <thread>
 
 namespace terrace {
 
@@ -10,6 +11,14 @@ namespace terrace {
 inline std::int64_t monotonic_ns() noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+/// Blocks until that moment of `monotonic_ns`; for what stands for something that takes time, never to wait for others.
+inline void sleep_until(std::int64_t moment_ns) {
+  const std::int64_t left_ns = moment_ns - monotonic_ns();
+  if (left_ns > 0) {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
+  }
 }
 
 /// The time since it was made or restarted.

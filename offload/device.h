@@ -45,7 +45,7 @@ class Device {
   virtual Fence copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
   virtual Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
 
-  /// The point that the program's computation has been issued to so far, by the calling thread.
+  /// The point that the program's computation has been issued to so far.
   virtual Fence computation() = 0;
   virtual bool reached(Fence fence) noexcept = 0;
   /// Blocks until the fence is reached.

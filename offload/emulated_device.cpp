@@ -1,14 +1,13 @@
 #include "offload/emulated_device.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "offload/emulated_computation.h"
 
 namespace terrace {
 namespace {
@@ -51,36 +50,33 @@ void EmulatedDevice::deallocate(std::byte* memory, std::uint64_t bytes) noexcept
   small_bytes_.fetch_sub(allocation_bytes(bytes), std::memory_order_relaxed);
 }
 
-// A fence is the moment, on the monotonic clock in nanoseconds, at which it is reached.
+// A fence is the moment, on the monotonic clock in nanoseconds, at which it is reached. Bytes are copied whatever a
+// copy has to come after: computation has read and written its own by the time it is queued, and copies in order.
 
 Fence EmulatedDevice::copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after) {
-  wait(after);
-  const std::int64_t there_ns = in_.carry(bytes);
+  const std::int64_t there_ns = in_.carry(bytes, static_cast<std::int64_t>(after));
   std::memcpy(device, host, bytes);
   return static_cast<Fence>(there_ns);
 }
 
 Fence EmulatedDevice::copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after) {
-  wait(after);
-  const std::int64_t there_ns = out_.carry(bytes);
+  const std::int64_t there_ns = out_.carry(bytes, static_cast<std::int64_t>(after));
   std::memcpy(host, device, bytes);
   return static_cast<Fence>(there_ns);
 }
 
+Fence EmulatedDevice::computation() { return static_cast<Fence>(EmulatedComputation::of_this_process().ends_ns()); }
+
 Fence EmulatedDevice::fill_zero(std::byte* device, std::uint64_t bytes, Fence after) {
-  wait(after);
   std::memset(device, 0, bytes);
-  return {};
+  return after;
 }
 
 bool EmulatedDevice::reached(Fence fence) noexcept { return static_cast<std::int64_t>(fence) <= monotonic_ns(); }
 
 void EmulatedDevice::wait(Fence fence) {
   // The wait is the emulated link itself: nothing signals the end of it but the time.
-  const auto left_ns = static_cast<std::int64_t>(fence) - monotonic_ns();
-  if (left_ns > 0) {
-    std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
-  }
+  sleep_until(static_cast<std::int64_t>(fence));
 }
 
 std::byte* EmulatedDevice::take_pages(std::uint64_t bytes) {

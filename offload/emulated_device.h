@@ -6,7 +6,8 @@
 /// Tensors below 64 KiB come from the C library, whose own reserves are not counted.
 ///
 /// Each direction of its link has a rate and a latency: bytes are copied at once, and their fence is reached when a
-/// link of that speed would have brought them. Computation is the caller's own and done when it returns.
+/// link of that speed would have brought them. Computation is the caller's own and done when it returns, but for what
+/// is only waited for (see emulated_computation.h).
 #pragma once
 
 #include <atomic>
@@ -33,7 +34,7 @@ class EmulatedDevice final : public Device {
   Fence copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after) override;
   Fence copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after) override;
   Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after) override;
-  Fence computation() override { return {}; }
+  Fence computation() override;
   bool reached(Fence fence) noexcept override;
   void wait(Fence fence) override;
 

@@ -18,8 +18,8 @@ class EmulatedLink {
  public:
   explicit EmulatedLink(LinkSpeed speed) noexcept : speed_(speed) {}
 
-  /// Puts `bytes` on the link now; returns when they are there, on the clock of `monotonic_ns`.
-  std::int64_t carry(std::uint64_t bytes) noexcept;
+  /// Puts `bytes` on the link, no sooner than `after_ns`; returns when they are there. On the clock of `monotonic_ns`.
+  std::int64_t carry(std::uint64_t bytes, std::int64_t after_ns = 0) noexcept;
 
  private:
   const LinkSpeed speed_;

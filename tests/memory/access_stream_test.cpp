@@ -15,7 +15,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "offload/emulated_computation.h"
 #include "tests/memory/seed.h"
 #include "tests/memory/stream_world.h"
 
@@ -244,6 +246,18 @@ TEST_F(AccessStreamTest, staging_that_does_not_fit_the_host_is_refused) {
 }
 
 // ---- Pins and tensors of the program
+
+TEST_F(AccessStreamTest, what_computation_uses_leaves_the_device_after_it) {
+  StreamWorld world(sizes(1, 1, 1));
+  const ChunkId chunk = add(world, host);
+  write_at(world, chunk, device, 1);
+  EmulatedComputation::of_this_process().queue(0.03);
+  const std::int64_t ends_ns = EmulatedComputation::of_this_process().ends_ns();
+  world.stream.allocate(granule, Kind::activation);
+  EXPECT_GE(monotonic_ns(), ends_ns);
+  EXPECT_TRUE(reads_at(world, chunk, host, 1));
+  world.stream.free(granule, Kind::activation);
+}
 
 TEST_F(AccessStreamTest, tensors_of_the_program_have_chunks_leave) {
   StreamWorld world(sizes(2, 2, 2));

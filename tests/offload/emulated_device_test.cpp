@@ -11,6 +11,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
+#include "offload/emulated_computation.h"
 #include "tests/offload/pages_in_process.h"
 
 namespace terrace {
@@ -217,12 +219,65 @@ TEST(EmulatedDeviceFences, are_reached_once_waited_for) {
   EXPECT_TRUE(world.device.reached(second));
 }
 
-TEST(EmulatedDeviceFences, a_copy_starts_after_the_fence_it_is_given) {
-  Linked world({.bytes_per_second = 1'000'000});
+constexpr std::int64_t fence_ns(Fence fence) { return static_cast<std::int64_t>(fence); }
+
+TEST(EmulatedDeviceFences, a_copy_takes_its_time_after_the_fence_it_is_given) {
+  Linked world(a_byte_a_second);
   const Fence in = world.copy_in(1000);
-  const Fence out = world.copy_out(1000, in);
-  EXPECT_TRUE(world.device.reached(in));
-  EXPECT_GT(out, in);
+  const Fence out = world.copy_out(10, in);
+  EXPECT_EQ(fence_ns(out) - fence_ns(in), 10'000'000'000);
+  EXPECT_EQ(world.device.fill_zero(world.on_device.data(), 1000, in), in);
+}
+
+TEST(EmulatedDeviceFences, without_a_speed_a_copy_is_there_when_its_fence_is_reached) {
+  Linked slow(a_byte_a_second);
+  Linked world({});
+  const Fence later = slow.copy_in(1000);
+  EXPECT_EQ(world.copy_in(1000, later), later);
+  EXPECT_EQ(world.copy_out(1000, later), later);
+}
+
+TEST(EmulatedDeviceFences, computation_ends_when_all_that_is_queued_has) {
+  Linked world({});
+  EmulatedComputation::of_this_process().queue(0.01);
+  EXPECT_EQ(fence_ns(world.device.computation()), EmulatedComputation::of_this_process().ends_ns());
+  world.device.wait(world.device.computation());
+  EXPECT_TRUE(world.device.reached(world.device.computation()));
+}
+
+TEST(EmulatedComputation, pieces_follow_each_other) {
+  EmulatedComputation computation;
+  const std::int64_t before_ns = monotonic_ns();
+  computation.queue(1000);
+  const std::int64_t first_ns = computation.ends_ns();
+  EXPECT_GE(first_ns, before_ns + 1'000'000'000'000);
+  EXPECT_LE(first_ns, monotonic_ns() + 1'000'000'000'000);
+  computation.queue(5);
+  EXPECT_EQ(computation.ends_ns() - first_ns, 5'000'000'000);
+}
+
+TEST(EmulatedComputation, begins_no_sooner_than_it_is_queued) {
+  EmulatedComputation computation;
+  computation.queue(1e-9);
+  computation.wait();
+  const std::int64_t before_ns = monotonic_ns();
+  computation.queue(1);
+  EXPECT_GE(computation.ends_ns(), before_ns + 1'000'000'000);
+}
+
+TEST(EmulatedComputation, of_several_threads_adds_up) {
+  EmulatedComputation computation;
+  computation.queue(1000);
+  const std::int64_t first_ns = computation.ends_ns();
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&] {
+        for (int piece = 0; piece < 1000; ++piece) computation.queue(0.001);
+      });
+    }
+  }
+  EXPECT_EQ(computation.ends_ns() - first_ns, 4'000'000'000);
 }
 
 }  // namespace

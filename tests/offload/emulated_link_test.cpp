@@ -41,6 +41,15 @@ TEST(EmulatedLink, bytes_take_what_the_rate_says_and_then_the_latency) {
   EXPECT_LE(there_ns, monotonic_ns() + 10 * second_ns);
 }
 
+TEST(EmulatedLink, nothing_is_carried_before_its_time) {
+  const std::int64_t later_ns = monotonic_ns() + 1000 * second_ns;
+  EXPECT_EQ(EmulatedLink({}).carry(7, later_ns), later_ns);
+  EXPECT_EQ(EmulatedLink({.bytes_per_second = 0, .latency_ns = 5}).carry(7, later_ns), later_ns + 5);
+  EmulatedLink link({.bytes_per_second = crawling, .latency_ns = 5});
+  EXPECT_EQ(link.carry(7, later_ns), later_ns + 7 * second_ns + 5);
+  EXPECT_EQ(link.carry(2), later_ns + 9 * second_ns + 5) << "behind what was put on it before";
+}
+
 TEST(EmulatedLink, what_comes_back_to_back_queues_up) {
   EmulatedLink link({.bytes_per_second = crawling});
   const std::int64_t first_ns = link.carry(1000);
