@@ -11,17 +11,8 @@ namespace {
 /// Write-backs of one chunk that may fail in a row before nothing more is promised.
 constexpr std::uint32_t write_attempts = 2;
 
-/// Tiers to read a chunk from, nearest to the destination first.
-std::array<Tier, 2> sources_for(Tier to) {
-  switch (to) {
-    case Tier::device:
-      return {Tier::host, Tier::nvme};
-    case Tier::host:
-      return {Tier::device, Tier::nvme};
-    case Tier::nvme:
-      break;
-  }
-  return {Tier::host, Tier::device};
+bool is_ahead_of_need(const Transfer& transfer) {
+  return transfer.priority == TransferPriority::prefetch || transfer.priority == TransferPriority::early;
 }
 
 /// Whether the request holds a pin on the copy that the transfer was to bring.
@@ -100,12 +91,13 @@ void Policy::transfer_done(const Transfer& transfer) {
   chunk.at(transfer.to).last_use = ++clock_;
   chunk.at(transfer.to).failed_writes = 0;
   --in_flight_;
-  if (transfer.priority == TransferPriority::prefetch) {
+  if (is_ahead_of_need(transfer)) {
     --lanes_[index_of(transfer.to)].ahead;
   }
   if (!transfer.fill) {
     Residency::Copy& source = chunk.at(transfer.from);
     --source.outgoing;
+    sending_bytes_[index_of(transfer.from)] -= chunk.info().bytes;
     if (source.state == CopyState::leaving && source.outgoing == 0) {
       leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
       vacate(transfer.chunk, transfer.from);
@@ -113,6 +105,9 @@ void Policy::transfer_done(const Transfer& transfer) {
   }
   lanes_[index_of(transfer.from)].ahead_is_full = false;
   lanes_[index_of(transfer.to)].ahead_is_full = false;
+  if (transfer.to == Tier::host) {
+    plan_again(transfer.chunk, Tier::device);
+  }
   drop_if_dead(transfer.chunk);
   advance();
 }
@@ -133,7 +128,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
   chunk.step(transfer.to, CopyStep::failed);
   chunk.at(transfer.to).ahead_of_need = false;
   --in_flight_;
-  if (transfer.priority == TransferPriority::prefetch) {
+  if (is_ahead_of_need(transfer)) {
     --lanes_[index_of(transfer.to)].ahead;
   }
   if (transfer.to != chunk.info().home) {
@@ -142,6 +137,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
   if (!transfer.fill) {
     Residency::Copy& source = chunk.at(transfer.from);
     --source.outgoing;
+    sending_bytes_[index_of(transfer.from)] -= chunk.info().bytes;
     if (source.state == CopyState::leaving) {
       leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
       chunk.step(transfer.from, CopyStep::stay);
@@ -228,14 +224,22 @@ std::optional<Transfer> Policy::next_urgent() {
 }
 
 void Policy::start_arrival(ChunkId id, Tier to, TransferPriority priority) {
-  const Residency& chunk = chunks_[id];
-  for (const Tier from : sources_for(to)) {
-    if (chunk.at(from).readable()) {
-      start_transfer({.chunk = id, .fill = false, .from = from, .to = to, .priority = priority});
-      return;
-    }
+  const std::optional<Tier> from = source_for(id, to);
+  start_transfer({.chunk = id, .fill = !from, .from = from.value_or(to), .to = to, .priority = priority});
+}
+
+std::optional<Tier> Policy::source_for(ChunkId id, Tier to) const {
+  const auto readable = [&](Tier tier) { return tier != to && chunks_[id].at(tier).readable(); };
+  if (readable(Tier::host)) {
+    return Tier::host;  // next to both others
   }
-  start_transfer({.chunk = id, .fill = true, .from = to, .to = to, .priority = priority});
+  if (readable(Tier::device) && readable(Tier::nvme)) {
+    // From either side of the host: by the link that has less to do.
+    return sending_bytes_[index_of(Tier::device)] <= sending_bytes_[index_of(Tier::nvme)] ? Tier::device : Tier::nvme;
+  }
+  return readable(Tier::device) ? std::optional(Tier::device)
+         : readable(Tier::nvme) ? std::optional(Tier::nvme)
+                                : std::nullopt;
 }
 
 void Policy::start_transfer(const Transfer& transfer) {
@@ -243,6 +247,7 @@ void Policy::start_transfer(const Transfer& transfer) {
   chunk.step(transfer.to, CopyStep::arrive);
   if (!transfer.fill) {
     ++chunk.at(transfer.from).outgoing;
+    sending_bytes_[index_of(transfer.from)] += chunk.info().bytes;
   }
   ++in_flight_;
   transfers_.push_back(transfer);
@@ -290,6 +295,7 @@ void Policy::check_invariants() const {
   std::array<std::uint64_t, tier_count> leaving{};
   std::uint64_t arriving = 0;
   std::uint64_t outgoing = 0;
+  std::array<std::uint64_t, tier_count> sending{};
   for (const Residency& chunk : chunks_) {
     const ChunkInfo& info = chunk.info();
     require(chunk.at(info.home).state != CopyState::absent, "a chunk keeps its room at home");
@@ -300,6 +306,7 @@ void Policy::check_invariants() const {
       leaving[index_of(tier)] += copy.state == CopyState::leaving ? room : 0;
       arriving += copy.state == CopyState::arriving ? 1 : 0;
       outgoing += copy.outgoing;
+      sending[index_of(tier)] += copy.outgoing * info.bytes;
       require(copy.write_pins <= copy.pins, "a write pin is a pin");
       require(copy.pins == 0 || copy.state == CopyState::valid || copy.state == CopyState::arriving,
               "a pinned copy is there or arriving");
@@ -322,6 +329,7 @@ void Policy::check_invariants() const {
     require(count == guests.size() && std::all_of(guests.begin(), guests.end(), is_guest),
             "the guests of a tier are the chunks with a copy there and another home");
   }
+  require(sending == sending_bytes_, "sending bytes are those of the copies being read");
   require(leaving == leaving_bytes_, "leaving bytes are those of the leaving copies");
   for (const Tier tier : all_tiers) {
     const std::size_t at = index_of(tier);

@@ -13,10 +13,11 @@
 /// the one used longest ago. A clean one is dropped, a dirty one transferred to its home first.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
-/// announced, and the same again after it. Ahead of the cursor, chunks are brought into free room and into that of
-/// copies with a later use, so that what is fetched ahead never displaces what is needed sooner. Dirty copies on the
-/// device without a further use in the pass are written home at once, so that they can be dropped when their room is
-/// needed; on the host they stay, so that the drive reads what is needed first and writes when it would be idle.
+/// announced, then what the device will be brought from there until the pass ends, then what was announced again. Ahead
+/// of the cursor, chunks are brought into free room and into that of copies with a later use, so that what is fetched
+/// ahead never displaces what is needed sooner. Dirty copies on the device without a further use in the pass are
+/// written home at once, so that they can be dropped when their room is needed; on the host they stay, so that the
+/// drive reads what is needed first and writes when it would be idle.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home. A write supersedes all other copies. A
 /// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -162,6 +163,8 @@ class Policy {
   std::uint64_t room_wanted_after(const Request& request, std::size_t position) const;
   void hold(Request& request, std::size_t position);
   void start_arrival(ChunkId id, Tier to, TransferPriority priority);
+  /// Where to bring the chunk from; nothing where it has no bytes yet.
+  std::optional<Tier> source_for(ChunkId id, Tier to) const;
   void start_transfer(const Transfer& transfer);
   void pin(const Access& access);
   void unpin(const Access& access);
@@ -174,13 +177,22 @@ class Policy {
   void look_ahead(Tier tier);
   /// Fills chunks on the device that begin as zeros soon.
   void fill_ahead();
-  /// False where there is no room.
-  bool fetch_ahead(ChunkId id, Tier tier, std::size_t position);
+  /// Up to that position of the tier's forecast; false where something stands in the way.
+  bool look_ahead_until(std::size_t end, Tier tier);
+  /// Brings to the host what only NVMe holds and the device will use in this pass; false where something stands in the
+  /// way. The host has room for more of it than the device.
+  bool look_ahead_for_device();
+  /// Brings the chunk that is used at `position` of the tier's forecast, at that distance. False where there is no
+  /// room.
+  bool fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance);
   void look_ahead_again(Tier tier);
-  /// Room for the chunk that is used at `position`, free of what the program will need until then. Evicts copies with
-  /// a later use, one at a time.
-  bool take_room_ahead(ChunkId id, Tier tier, std::size_t position);
-  bool make_room_ahead(std::uint64_t room, Tier tier, std::size_t position);
+  /// The chunk's copy on the tier goes, or can be brought now: plans anew from its next use on.
+  void plan_again(ChunkId id, Tier tier);
+  /// Whether the chunk is on its way from NVMe to the host, from where the device is to have it.
+  bool comes_by_host(ChunkId id) const;
+  /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`, one at a
+  /// time.
+  bool make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance);
   /// What is planned next found no room: has room made for some of what follows it too.
   void free_more_ahead(Tier tier, std::size_t end);
   /// Whether nothing stands in the way of bringing the chunk to the tier, and it is not there or on its way.
@@ -192,8 +204,13 @@ class Policy {
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Writes the copy on the device home if it is dirty and not used again in this pass.
   void clean_if_done_with(ChunkId id, Tier tier);
-  /// How far away the next use of the copy is.
-  std::uint64_t distance(ChunkId id, Tier tier) const;
+  /// How far away the next use of the copy is, in units that can be compared on its tier.
+  std::uint64_t distance_of(ChunkId id, Tier tier) const;
+  /// How far away that position of the tier's forecast is, in the same.
+  std::uint64_t distance_of_position(std::size_t position, Tier tier) const;
+  /// On the host, of what the device uses so many entries from now, in this pass.
+  static std::uint64_t distance_of_use_on_device(std::uint64_t entries);
+  static bool is_after_this_pass(std::uint64_t distance);
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
   /// The request waits for room that is on its way to be free.
@@ -226,10 +243,12 @@ class Policy {
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
   std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported
   std::array<std::uint64_t, tier_count> leaving_bytes_{};   ///< to be vacated when their write-back is done
+  std::array<std::uint64_t, tier_count> sending_bytes_{};   ///< of transfers in flight, by the tier they read
   std::uint64_t in_flight_ = 0;                             ///< transfers issued, not yet reported
   std::uint64_t clock_ = 0;                                 ///< logical time of uses
   std::exception_ptr failure_;
   const std::size_t prefetch_depth_;
+  std::size_t planned_for_device_ = 0;  ///< up to here of the device's forecast nothing is to be brought to the host
   std::uint64_t demand_fetches_ = 0;
   ScheduleBook book_;
   Schedule announced_;

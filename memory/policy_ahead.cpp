@@ -45,6 +45,17 @@ void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
 void Policy::look_ahead_again(Tier tier) {
   lanes_[index_of(tier)].planned = lanes_[index_of(tier)].forecast.cursor();
   lanes_[index_of(tier)].ahead_is_full = false;
+  planned_for_device_ = 0;
+}
+
+void Policy::plan_again(ChunkId id, Tier tier) {
+  Lane& lane = lanes_[index_of(tier)];
+  if (const auto use = lane.forecast.next_use(id)) {
+    lane.planned = std::min(lane.planned, *use);
+  }
+  if (const auto use = lanes_[index_of(Tier::device)].forecast.next_use(id)) {
+    planned_for_device_ = std::min(planned_for_device_, *use);
+  }
 }
 
 void Policy::look_ahead(Tier tier) {
@@ -55,19 +66,49 @@ void Policy::look_ahead(Tier tier) {
   }
   // Updates are alike, so the host looks around the end of one into the next. What the device will want next is about
   // to be updated by then.
-  const std::size_t cursor = lane.forecast.cursor();
-  const std::size_t end = schedule->size() + (tier == Tier::host ? cursor : 0);
-  for (lane.planned = std::max(lane.planned, cursor); lane.planned < end; ++lane.planned) {
+  if (look_ahead_until(schedule->size(), tier) && tier == Tier::host && look_ahead_for_device()) {
+    look_ahead_until(schedule->size() + lane.forecast.cursor(), tier);
+  }
+}
+
+bool Policy::look_ahead_until(std::size_t end, Tier tier) {
+  Lane& lane = lanes_[index_of(tier)];
+  const Schedule& schedule = *lane.forecast.schedule();
+  for (lane.planned = std::max(lane.planned, lane.forecast.cursor()); lane.planned < end; ++lane.planned) {
     if (lane.ahead >= prefetch_depth_) {
-      return;
+      return false;
     }
-    const ChunkId id = (*schedule)[lane.planned % schedule->size()].chunk;
-    if (wanted_ahead(id, tier) && !fetch_ahead(id, tier, lane.planned)) {
+    const ChunkId id = schedule[lane.planned % schedule.size()].chunk;
+    if (wanted_ahead(id, tier) && !fetch_ahead(id, tier, lane.planned, distance_of_position(lane.planned, tier))) {
       lane.ahead_is_full = true;
       free_more_ahead(tier, end);
-      return;
+      return false;
     }
   }
+  return true;
+}
+
+bool Policy::look_ahead_for_device() {
+  Lane& host = lanes_[index_of(Tier::host)];
+  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
+  if (device.schedule() == nullptr) {
+    return true;
+  }
+  const std::size_t all_announced = host.forecast.schedule()->size();
+  std::size_t& planned = planned_for_device_;
+  for (planned = std::max(planned, device.cursor()); planned < device.schedule()->size(); ++planned) {
+    if (host.ahead >= prefetch_depth_) {
+      return false;
+    }
+    const ChunkId id = (*device.schedule())[planned].chunk;
+    if (chunks_[id].info().home == Tier::nvme && chunks_[id].at(Tier::device).state == CopyState::absent &&
+        wanted_ahead(id, Tier::host) &&
+        !fetch_ahead(id, Tier::host, all_announced, distance_of_use_on_device(planned - device.cursor()))) {
+      host.ahead_is_full = true;
+      return false;
+    }
+  }
+  return true;
 }
 
 void Policy::fill_ahead() {
@@ -80,19 +121,21 @@ void Policy::fill_ahead() {
   for (std::size_t at = lane.forecast.cursor(); at < end && lane.ahead < prefetch_depth_; ++at) {
     const ChunkId id = (*schedule)[at].chunk;
     if (!chunks_[id].has_bytes() && !chunks_[id].in_flight() && can_come_ahead(id, Tier::device) &&
-        !fetch_ahead(id, Tier::device, at)) {
+        !fetch_ahead(id, Tier::device, at, distance_of_position(at, Tier::device))) {
       return;
     }
   }
 }
 
-bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position) {
-  if (chunks_[id].at(tier).state == CopyState::absent && !take_room_ahead(id, tier, position)) {
+bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance) {
+  if (chunks_[id].at(tier).state == CopyState::absent &&
+      !(make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position, distance) &&
+        try_take_room(id, tier))) {
     return false;
   }
   ++lanes_[index_of(tier)].ahead;
   chunks_[id].at(tier).ahead_of_need = true;
-  start_arrival(id, tier, TransferPriority::prefetch);
+  start_arrival(id, tier, is_after_this_pass(distance) ? TransferPriority::early : TransferPriority::prefetch);
   return true;
 }
 
@@ -100,13 +143,15 @@ bool Policy::can_come_ahead(ChunkId id, Tier tier) const {
   const Residency& chunk = chunks_[id];
   const CopyState state = chunk.at(tier).state;
   return (state == CopyState::absent || state == CopyState::reserved) && !chunk.discard_when_idle &&
-         !chunk.changing_elsewhere(tier) && (tier != Tier::device || !chunk.update_queued);
+         !chunk.changing_elsewhere(tier) && (tier != Tier::device || !(chunk.update_queued || comes_by_host(id)));
 }
 
 bool Policy::wanted_ahead(ChunkId id, Tier tier) const { return chunks_[id].has_bytes() && can_come_ahead(id, tier); }
 
-bool Policy::take_room_ahead(ChunkId id, Tier tier, std::size_t position) {
-  return make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position) && try_take_room(id, tier);
+bool Policy::comes_by_host(ChunkId id) const {
+  const Residency& chunk = chunks_[id];
+  return chunk.info().home == Tier::nvme && chunk.at(Tier::host).state == CopyState::arriving &&
+         chunk.at(Tier::nvme).readable();
 }
 
 void Policy::free_more_ahead(Tier tier, std::size_t end) {
@@ -120,7 +165,7 @@ void Policy::free_more_ahead(Tier tier, std::size_t end) {
     const ChunkId id = schedule[position % schedule.size()].chunk;
     if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
-      make_room_ahead(room, tier, position);
+      make_room_ahead(room, tier, position, distance_of_position(position, tier));
       --more;
     }
   }
@@ -141,7 +186,7 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   return room;
 }
 
-bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position) {
+bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance) {
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
   const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
@@ -157,7 +202,7 @@ bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position
       return false;  // it comes
     }
     const std::optional<ChunkId> other = victim(tier);
-    if (!other || distance(*other, tier) <= position - forecast.cursor()) {
+    if (!other || distance_of(*other, tier) <= distance) {
       return false;
     }
     evict(*other, tier, TransferPriority::write_back);
@@ -171,7 +216,7 @@ void Policy::clean_if_done_with(ChunkId id, Tier tier) {
   const Residency::Copy& home = chunk.at(chunk.info().home);
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
   if (tier == Tier::device && prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
-      chunk.info().home != tier && home.state == CopyState::reserved && !chunk.readable_elsewhere(tier) &&
+      chunk.info().home != tier && home.state == CopyState::reserved && !chunk.is_spare(tier) &&
       home.failed_writes == 0 && !chunk.discard_when_idle && forecast.schedule() != nullptr &&
       !forecast.used_again(id)) {
     start_transfer(

@@ -166,6 +166,12 @@ bool Policy::advance_access(Request& request, std::size_t position) {
                         std::string(name_of(access.tier)) + " while it is held on another tier")));
     return false;
   }
+  if (access.tier == Tier::device && chunk.at(Tier::device).state == CopyState::absent && comes_by_host(access.chunk)) {
+    if (std::exchange(chunk.at(Tier::host).ahead_of_need, false)) {
+      urgent_.push_back({.chunk = access.chunk, .to = Tier::host});
+    }
+    return false;
+  }
   while (chunk.at(access.tier).state == CopyState::absent) {
     if (try_take_room(access.chunk, access.tier)) {
       break;

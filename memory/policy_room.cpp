@@ -6,6 +6,13 @@
 #include "memory/policy.h"
 
 namespace terrace {
+namespace {
+
+// Distances on the host have three ranges, one after the other.
+constexpr std::uint64_t after_what_is_announced = std::uint64_t{1} << 61U;
+constexpr std::uint64_t after_this_pass = std::uint64_t{1} << 62U;
+
+}  // namespace
 
 bool Policy::try_take_room(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
@@ -49,11 +56,8 @@ bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
 
 void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
   Residency& chunk = chunks_[id];
-  Lane& lane = lanes_[index_of(tier)];
-  if (const auto use = lane.forecast.next_use(id)) {
-    lane.planned = std::min(lane.planned, *use);
-  }
-  if (chunk.readable_elsewhere(tier)) {
+  plan_again(id, tier);
+  if (chunk.is_spare(tier)) {
     vacate(id, tier);
   } else {
     chunk.step(tier, CopyStep::leave);
@@ -92,12 +96,12 @@ std::optional<ChunkId> Policy::victim(Tier tier) const {
     if (copy.state != CopyState::valid || copy.pins > 0 || copy.outgoing > 0) {
       continue;
     }
-    const bool clean = chunk.readable_elsewhere(tier);
+    const bool clean = chunk.is_spare(tier);
     // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
     if (!clean && chunk.at(chunk.info().home).state == CopyState::arriving) {
       continue;
     }
-    const std::uint64_t away = distance(id, tier);
+    const std::uint64_t away = distance_of(id, tier);
     const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
     const bool better =
         !found || away > furthest ||
@@ -113,16 +117,33 @@ std::optional<ChunkId> Policy::victim(Tier tier) const {
   return found;
 }
 
-std::uint64_t Policy::distance(ChunkId id, Tier tier) const {
-  const std::uint64_t here = lanes_[index_of(tier)].forecast.distance(id);
-  if (tier != Tier::host || here != Forecast::never) {
-    return here;
+std::uint64_t Policy::distance_of(ChunkId id, Tier tier) const {
+  const Forecast& forecast = lanes_[index_of(tier)].forecast;
+  if (tier != Tier::host) {
+    return forecast.distance(id);
   }
-  // Not announced, but the device may be brought its bytes from here: after all that is announced.
-  const std::uint64_t on_device = lanes_[index_of(Tier::device)].forecast.distance(id);
-  constexpr std::uint64_t after_what_is_announced = std::uint64_t{1} << 62;
-  return on_device == Forecast::never ? Forecast::never : after_what_is_announced + on_device;
+  const auto use = forecast.next_use(id);
+  if (use && *use < forecast.schedule()->size()) {
+    return forecast.distance(id);
+  }
+  // The device is brought its bytes from here until the pass ends, and then what was announced comes again.
+  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
+  if (device.used_again(id)) {
+    return distance_of_use_on_device(device.distance(id));
+  }
+  const std::uint64_t later = use ? forecast.distance(id) : device.distance(id);
+  return later == Forecast::never ? Forecast::never : after_this_pass + later;
 }
+
+std::uint64_t Policy::distance_of_position(std::size_t position, Tier tier) const {
+  const Forecast& forecast = lanes_[index_of(tier)].forecast;
+  const std::uint64_t entries = position - forecast.cursor();
+  return tier == Tier::host && position >= forecast.schedule()->size() ? after_this_pass + entries : entries;
+}
+
+std::uint64_t Policy::distance_of_use_on_device(std::uint64_t entries) { return after_what_is_announced + entries; }
+
+bool Policy::is_after_this_pass(std::uint64_t distance) { return distance >= after_this_pass; }
 
 std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
   const Tier tier = lack.tier;

@@ -60,9 +60,12 @@ bool Residency::has_bytes() const noexcept {
   return std::any_of(copies_.begin(), copies_.end(), [](const Copy& copy) { return copy.readable(); });
 }
 
-bool Residency::readable_elsewhere(Tier tier) const noexcept {
+bool Residency::is_spare(Tier tier) const noexcept {
+  const auto on_the_way = [&](Tier other) {
+    return tier < info_.home ? tier < other && other <= info_.home : info_.home <= other && other < tier;
+  };
   return std::any_of(all_tiers.begin(), all_tiers.end(),
-                     [&](Tier other) { return other != tier && at(other).readable(); });
+                     [&](Tier other) { return on_the_way(other) && at(other).readable(); });
 }
 
 bool Residency::in_flight() const noexcept {

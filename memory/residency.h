@@ -58,8 +58,9 @@ class Residency {
 
   /// Whether any copy holds the chunk's bytes; if none does it reads as zeros.
   bool has_bytes() const noexcept;
-  /// Whether a tier other than `tier` holds the bytes too.
-  bool readable_elsewhere(Tier tier) const noexcept;
+  /// Whether a tier on the way from `tier` home, or the home, holds the bytes too: the copy can be dropped, and the
+  /// bytes do not come home by a longer way.
+  bool is_spare(Tier tier) const noexcept;
   /// Whether a transfer reads or writes any copy.
   bool in_flight() const noexcept;
   /// Whether a copy on a tier other than `tier` is pinned.

@@ -13,9 +13,10 @@
 
 namespace terrace {
 
-/// What a transfer is for; the more urgent first. Someone waits for `demand` now.
-enum class TransferPriority : std::uint8_t { demand, prefetch, write_back };
-inline constexpr std::size_t transfer_priority_count = 3;
+/// What a transfer is for; the more urgent first. Someone waits for `demand` now; `early` is wanted so much later that
+/// it is for when a link has nothing else to carry.
+enum class TransferPriority : std::uint8_t { demand, prefetch, write_back, early };
+inline constexpr std::size_t transfer_priority_count = 4;
 
 /// Names a transfer that was started; never reused.
 enum class TransferId : std::uint64_t {};

@@ -19,7 +19,7 @@ namespace terrace {
 namespace {
 
 /// Bytes that may be on a link at once: enough that it never idles, few enough that a demand is soon served.
-constexpr std::size_t copied_bytes_in_flight = std::size_t{512} << 10U;
+constexpr std::size_t copied_bytes_in_flight = std::size_t{2} << 20U;
 /// Bytes that may be with a drive at once, each way, and operations.
 constexpr std::size_t nvme_bytes_in_flight = std::size_t{8} << 20U;
 constexpr std::size_t most_nvme_operations = 64;
@@ -119,8 +119,6 @@ class TransferService::LinkQueue {
       }
     }
   }
-
-  bool empty() const { return staged_.empty() && direct_.empty(); }
 
  private:
   using Key = std::tuple<TransferPriority, TransferId, std::size_t>;

@@ -13,6 +13,7 @@
 namespace terrace {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -196,6 +197,19 @@ TEST(Policy, a_dirty_copy_travels_home_before_its_room_is_given_up) {
   world.finish();
   EXPECT_TRUE(call.granted());
   EXPECT_EQ(world.state(dirty, host), CopyState::valid);
+}
+
+TEST(Policy, a_dirty_copy_on_the_host_travels_home_though_the_device_has_the_bytes_too) {
+  World world(2, 1, 4);
+  const ChunkId chunk = world.fresh(nvme);
+  const ChunkId other = world.fresh(nvme);
+  world.write(chunk, host);
+  world.read(chunk, device);
+  world.take_actions();
+  world.write(other, host);
+  EXPECT_THAT(world.take_actions(), Contains(moves(chunk, host, nvme)));
+  EXPECT_EQ(world.state(chunk, device), CopyState::valid);
+  EXPECT_EQ(world.state(chunk, nvme), CopyState::valid);
 }
 
 TEST(Policy, no_room_is_used_before_it_is_reported_vacated) {

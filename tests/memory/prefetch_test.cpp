@@ -1,6 +1,7 @@
 /// What the policy does ahead of need, once it has seen a pass.
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -57,6 +58,19 @@ class World : public SimulatedDriver {
     begin_pass(1);
     pass(accesses);
     step_mark();
+  }
+  /// Carries out one thing after the other until `stop()`; false where nothing is left before.
+  template <class Stop>
+  bool run_until(Stop&& stop) {
+    while (!stop()) {
+      if (idle()) return false;
+      unreported_vacates() > 0 ? report_vacate() : finish();
+    }
+    return true;
+  }
+  bool has_in_flight(ChunkId chunk, Tier from, Tier to) const {
+    return std::any_of(in_flight().begin(), in_flight().end(),
+                       [&](const Transfer& each) { return each.chunk == chunk && each.from == from && each.to == to; });
   }
   std::uint64_t stalls() { return policy().demand_fetches(); }
 };
@@ -209,6 +223,29 @@ TEST(Prefetch, the_host_looks_around_the_end_of_what_is_announced) {
   EXPECT_EQ(world.state(chunks[1], host), CopyState::valid);
 }
 
+TEST(Prefetch, what_is_announced_again_gives_way_on_the_drive) {
+  World world(4, 3, 16, 1);
+  const auto chunks = world.chunks(6, nvme);
+  world.announce(chunks);
+  world.run();
+  std::set<TransferPriority> now;
+  std::set<TransferPriority> again;
+  const auto note = [&](std::set<TransferPriority>& seen) {
+    world.run_until([&] {
+      for (const Transfer& transfer : world.in_flight()) {
+        if (transfer.from == nvme) seen.insert(transfer.priority);
+      }
+      return false;
+    });
+  };
+  for (const ChunkId chunk : chunks) {
+    world.use(chunk, host, writing);
+    note(chunk == chunks.back() ? again : now);
+  }
+  EXPECT_THAT(now, Contains(TransferPriority::prefetch));
+  EXPECT_THAT(again, testing::ElementsAre(TransferPriority::early));
+}
+
 TEST(Prefetch, who_waits_for_room_hurries_the_write_backs_that_free_it) {
   World world(2, 16, 0, 1);
   const auto chunks = world.chunks(2, host);
@@ -278,30 +315,159 @@ TEST(Eviction, what_the_pass_is_done_with_is_written_home_before_its_room_is_nee
   EXPECT_EQ(world.state(gradient, host), CopyState::valid);
 }
 
-TEST(Eviction, what_the_pass_writes_again_is_not_written_home_in_between) {
+/// Follows a pass that writes the first chunk: it is written home after the last of these writes, and not before.
+void expect_written_home_after_the_last_write(const std::vector<AccessMode>& modes) {
   World world(8, 16, 0, 1);
   const ChunkId gradient = world.chunk(host);
   const ChunkId other = world.chunk(host);
-  world.learn({{gradient, device, writing}, {other, device, reading}, {gradient, device, writing}});
+  std::vector<Access> pass;
+  for (const AccessMode mode : modes) pass.push_back({mode == writing ? gradient : other, device, mode});
+  world.learn(pass);
   world.run();
   world.take_actions();
-  world.use(gradient, device, writing);
-  EXPECT_THAT(world.take_actions(), Not(Contains(moves(gradient, device, host))));
+  std::size_t left = static_cast<std::size_t>(std::count(modes.begin(), modes.end(), writing));
+  for (const Access& access : pass) {
+    Call& call = world.acquire({access});
+    ASSERT_TRUE(call.granted());
+    world.release(call);
+    if (access.chunk == gradient) --left;
+    const auto actions = world.take_actions();
+    if (left > 0) {
+      EXPECT_THAT(actions, Not(Contains(moves(gradient, device, host)))) << left << " writes to come";
+    } else if (access.chunk == gradient) {
+      EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    }
+    world.run();
+  }
+}
+
+TEST(Eviction, what_the_pass_writes_again_is_not_written_home_in_between) {
+  expect_written_home_after_the_last_write({writing, reading, writing});
 }
 
 TEST(Eviction, what_the_pass_writes_several_times_in_a_row_is_written_home_after_the_last) {
-  World world(8, 16, 0, 1);
-  const ChunkId gradient = world.chunk(host);
-  const ChunkId other = world.chunk(host);
-  world.learn({{gradient, device, writing}, {gradient, device, writing}, {other, device, reading}});
+  expect_written_home_after_the_last_write({writing, writing, writing, reading});
+}
+
+/// Chunks that rest on NVMe, are updated on the host and then used on the device forth and back.
+struct ForthAndBack : World {
+  ForthAndBack(int count, std::uint64_t device_mib, std::uint64_t host_mib, std::size_t prefetch_depth)
+      : World(device_mib, host_mib, 64, prefetch_depth), all(chunks(count, nvme)), back(all.rbegin(), all.rend()) {
+    step_mark();
+    begin_pass(1);
+    step();
+    run();
+    step();
+    run();
+  }
+  /// An update before the first use of each, as announced.
+  void step() {
+    announce(all);
+    run();
+    forth();
+    pass(reads(back));
+    run();
+    step_mark();
+  }
+  void forth() {
+    for (const ChunkId chunk : all) {
+      use(chunk, host, writing);
+      use(chunk, device, reading);
+    }
+  }
+  std::vector<ChunkId> all;
+  std::vector<ChunkId> back;
+};
+
+TEST(Prefetch, what_the_device_uses_next_is_brought_from_nvme_to_the_host_where_there_is_more_room) {
+  ForthAndBack world(20, 2, 5, 4);
+  world.announce(world.all);
+  world.run();
+  world.forth();
   world.run();
   world.take_actions();
-  world.use(gradient, device, writing);
-  EXPECT_THAT(world.take_actions(), Not(Contains(moves(gradient, device, host))));
-  Call& last = world.acquire({{gradient, device, writing}});
-  ASSERT_TRUE(last.granted());
-  world.release(last);
-  EXPECT_THAT(world.take_actions(), Contains(moves(gradient, device, host)));
+  for (const ChunkId chunk : world.back) {
+    world.use(chunk, device, reading);
+    world.run();
+  }
+  const auto actions = world.take_actions();
+  for (const ChunkId chunk : world.all) EXPECT_THAT(actions, Not(Contains(moves(chunk, nvme, device))));
+}
+
+TEST(Prefetch, what_the_next_pass_needs_gives_way_to_what_this_one_does) {
+  ForthAndBack world(8, 2, 5, 4);
+  world.announce(world.all);
+  world.run();
+  world.forth();
+  const std::vector<Transfer>& coming = world.in_flight();
+  EXPECT_TRUE(std::none_of(coming.begin(), coming.end(), [](const Transfer& each) {
+    return each.from == nvme && each.to == host && each.priority != TransferPriority::early;
+  })) << "all that backward needs first is still there";
+  world.run();
+  for (int used = 0; used < 3; ++used) EXPECT_TRUE(world.state(world.back[used], host) == CopyState::valid) << used;
+}
+
+TEST(Prefetch, what_is_on_its_way_to_the_host_is_not_read_a_second_time_for_the_device) {
+  World world(2, 4, 16, 1);
+  const auto chunks = world.chunks(8, nvme);
+  world.announce({chunks[0]});
+  ASSERT_TRUE(world.run_until([&] { return world.has_in_flight(chunks[0], nvme, host); }));
+  world.take_actions();
+  world.take_urgent();
+  Call& call = world.acquire({{chunks[0], device, reading}});
+  EXPECT_TRUE(call.waiting());
+  EXPECT_THAT(world.take_actions(), IsEmpty());
+  const auto urgent = world.take_urgent();
+  ASSERT_EQ(urgent.size(), 1u);
+  EXPECT_EQ(urgent[0].to, host);
+  world.finish();
+  EXPECT_THAT(world.take_actions(), Contains(moves(chunks[0], host, device)));
+  world.run();
+  EXPECT_TRUE(call.granted());
+}
+
+TEST(Prefetch, who_waits_for_a_transfer_to_the_host_that_fails_reads_it_again) {
+  World world(2, 4, 16, 1);
+  const auto chunks = world.chunks(8, nvme);
+  world.announce({chunks[0]});
+  ASSERT_TRUE(world.run_until([&] { return world.has_in_flight(chunks[0], nvme, host); }));
+  Call& call = world.acquire({{chunks[0], device, reading}});
+  world.fail();
+  world.run();
+  EXPECT_TRUE(call.granted());
+}
+
+TEST(Prefetch, comes_to_the_host_by_the_link_that_has_less_to_do) {
+  for (const bool device_is_busy : {false, true}) {
+    World world(4, 3, 16, 1);
+    const auto chunks = world.chunks(3, nvme);
+    const ChunkId busy = chunks[1];
+    world.use(busy, device, writing);
+    const ChunkId wanted = chunks[0];
+    world.chunks(3, nvme);  // the host's copies of the first three leave
+    world.use(wanted, device, reading);
+    ASSERT_EQ(world.state(wanted, host), CopyState::absent);
+    world.run();
+    world.take_actions();
+    if (device_is_busy) {
+      // The device's only copy of it begins to leave.
+      world.allocate(3 * MiB);
+      ASSERT_EQ(world.in_flight().size(), 1u);
+      ASSERT_EQ(world.in_flight()[0].from, device);
+    }
+    Call& call = world.acquire({{wanted, host, reading}});
+    while (!call.granted()) {
+      // What the device is busy with goes on.
+      const auto& coming = world.in_flight();
+      const auto other =
+          std::find_if(coming.begin(), coming.end(), [&](const Transfer& each) { return each.chunk != busy; });
+      ASSERT_TRUE(world.unreported_vacates() > 0 || other != coming.end());
+      world.unreported_vacates() > 0 ? world.report_vacate()
+                                     : world.finish(static_cast<std::size_t>(other - coming.begin()));
+    }
+    EXPECT_THAT(world.take_actions(), Contains(moves(wanted, device_is_busy ? nvme : device, host)));
+    world.run();
+  }
 }
 
 }  // namespace

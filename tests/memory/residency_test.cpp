@@ -96,8 +96,21 @@ TEST(Residency, a_chunk_has_bytes_while_a_copy_is_valid_or_leaving) {
     const Residency chunk = chunk_with(state);
     EXPECT_EQ(chunk.at(Tier::host).readable(), readable) << name_of(state);
     EXPECT_EQ(chunk.has_bytes(), readable) << name_of(state);
-    EXPECT_EQ(chunk.readable_elsewhere(Tier::device), readable) << name_of(state);
-    EXPECT_FALSE(chunk.readable_elsewhere(Tier::host)) << name_of(state);
+  }
+}
+
+TEST(Residency, a_copy_is_spare_while_a_tier_nearer_home_has_the_bytes_too) {
+  for (const Tier home : all_tiers) {
+    for (const Tier copy : all_tiers) {
+      for (const Tier other : all_tiers) {
+        if (other == copy) continue;
+        Residency chunk(ChunkInfo{.kind = Kind::parameter, .index = 0, .bytes = 4096, .home = home, .room_bytes = {}});
+        for (const Tier tier : {copy, other}) chunk.at(tier).state = valid;
+        const bool on_the_way = (copy < other && other <= home) || (home <= other && other < copy);
+        EXPECT_EQ(chunk.is_spare(copy), on_the_way)
+            << name_of(copy) << " and " << name_of(other) << ", at home on " << name_of(home);
+      }
+    }
   }
 }
 

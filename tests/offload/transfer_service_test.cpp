@@ -20,7 +20,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "offload/emulated_computation.h"
 #include "offload/emulated_device.h"
 #include "offload/thread_engine.h"
 #include "offload/uring_engine.h"
@@ -518,6 +520,21 @@ TEST_P(TransferOrderTest, on_the_way_to_the_device_the_most_urgent_goes_first) {
   gate.open();
   for (Outcome* outcome : outcomes) outcome->wait();
   EXPECT_EQ(order, "cdba");
+}
+
+TEST_P(TransferOrderTest, what_has_to_come_after_computation_ends_after_it) {
+  for (const auto& [from, to] : routes) {
+    if (from != device && to != device) continue;
+    Object& each = object(many_bytes);
+    put(each, from, 3);
+    EmulatedComputation::of_this_process().queue(0.03);
+    TransferRequest after = request(each, from, to);
+    after.after = device_.computation();
+    const std::int64_t ends_ns = EmulatedComputation::of_this_process().ends_ns();
+    start(std::move(after)).wait();
+    EXPECT_GE(monotonic_ns(), ends_ns) << name_of(from) << " to " << name_of(to);
+    EXPECT_EQ(get(each, to), pattern(3, many_bytes));
+  }
 }
 
 TEST_P(TransferOrderTest, what_needs_no_staging_passes_what_waits_for_it) {
