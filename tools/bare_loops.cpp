@@ -1,7 +1,6 @@
 #include "tools/bare_loops.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <thread>
 #include <xxhash.h>
@@ -28,11 +27,6 @@ void in_parts(std::uint64_t total, std::size_t buffer, std::size_t most, Part&& 
   }
 }
 
-void sleep_until(std::int64_t moment_ns) {
-  const std::int64_t left_ns = moment_ns - monotonic_ns();
-  if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
-}
-
 AdamWStep some_step() {
   return {{.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1}, 1};
 }
@@ -41,7 +35,6 @@ AdamWStep some_step() {
 
 BareLoops::BareLoops() : from_(kBufferBytes, std::byte{1}), to_(kBufferBytes, std::byte{2}) {
   for (auto& operand : update_) operand.assign(kUpdateElements, 1e-3F);
-  for (auto& operand : update_bf16_) operand.assign(kUpdateElements, 0x3a83);  // 1e-3
 }
 
 double BareLoops::copy_seconds(std::uint64_t bytes) {
@@ -65,16 +58,6 @@ double BareLoops::update_seconds(std::uint64_t elements) {
   in_parts(elements, kUpdateElements, kBlockBytes, [&](std::size_t offset, std::size_t size) {
     adamw_update(step, update_[0].data() + offset, update_[1].data() + offset, update_[2].data() + offset,
                  update_[3].data() + offset, size);
-  });
-  return watch.elapsed_seconds();
-}
-
-double BareLoops::update_bf16_seconds(std::uint64_t elements) {
-  const AdamWStep step = some_step();
-  const Stopwatch watch;
-  in_parts(elements, kUpdateElements, kBlockBytes, [&](std::size_t offset, std::size_t size) {
-    adamw_update(step, update_bf16_[0].data() + offset, update_bf16_[1].data() + offset, update_[0].data() + offset,
-                 update_[2].data() + offset, update_[3].data() + offset, size);
   });
   return watch.elapsed_seconds();
 }
@@ -114,12 +97,6 @@ double BareLoops::memory_rate() {
   copy(0);
   others.clear();  // waits for them
   return 2.0 * rounds * static_cast<double>(share * cores) / watch.elapsed_seconds();
-}
-
-void TimedWaits::wait_until_after(std::int64_t started_ns, double seconds) {
-  const double wanted_ns = static_cast<double>(started_ns) + seconds * 1e9 - overslept_ns_;
-  sleep_until(static_cast<std::int64_t>(wanted_ns));
-  overslept_ns_ = static_cast<double>(monotonic_ns()) - wanted_ns;
 }
 
 }  // namespace terrace

@@ -20,8 +20,6 @@ class BareLoops {
   double checksum_seconds(std::uint64_t bytes);
   /// Of one core updating as many fp32 parameters with the AdamW kernel.
   double update_seconds(std::uint64_t elements);
-  /// Of one core updating as many bf16 parameters, and their fp32 masters, with the AdamW kernel.
-  double update_bf16_seconds(std::uint64_t elements);
   /// Of one core writing as many bytes.
   double fill_seconds(std::uint64_t bytes);
   /// Of one direction of a link of that rate carrying `bytes`: each block is copied, and there when the link has
@@ -33,20 +31,8 @@ class BareLoops {
  private:
   std::vector<std::byte> from_;
   std::vector<std::byte> to_;
-  std::vector<float> update_[4];               // parameter, gradient, momentum, variance
-  std::vector<std::uint16_t> update_bf16_[2];  // parameter, gradient
-  std::uint64_t used_ = 0;                     // so that no result can be left out
-};
-
-/// The clock of computation that is only waited for. What one wait oversleeps the next ones make up, so that together
-/// they last as long as was asked, however coarse the system's timer.
-class TimedWaits {
- public:
-  /// Returns `seconds` after `started_ns` (of monotonic_ns), less what is owed.
-  void wait_until_after(std::int64_t started_ns, double seconds);
-
- private:
-  double overslept_ns_ = 0;
+  std::vector<float> update_[4];  // parameter, gradient, momentum, variance
+  std::uint64_t used_ = 0;        // so that no result can be left out
 };
 
 }  // namespace terrace

@@ -58,7 +58,7 @@ std::vector<const Case*> chosen(const BenchStepOptions& options) {
   }
   for (const Case* one : found) {
     if (one->needs_nvme && options.nvme.empty()) {
-      throw ConfigError("bench: the case " + one->name + " keeps optimizer states on NVMe",
+      throw ConfigError("bench: the case " + one->name + " needs NVMe",
                         "say in which folder, as in --nvme /data/terrace, or choose others with --case");
     }
   }

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "base/clock.h"
+#include "offload/emulated_computation.h"
 
 namespace terrace {
 namespace {
@@ -19,34 +20,26 @@ using torch::autograd::variable_list;
 constexpr double kForwardShare = 1.0 / 3;  // backward computes twice as much
 constexpr float kGradient = 1e-3F;
 
-/// Forward and backward run on the thread that trains.
-TimedWaits& waits() {
-  thread_local TimedWaits all;
-  return all;
-}
+float first_element(const at::Tensor& weight) { return *weight.const_data_ptr<float>(); }
 
-float first_element(const at::Tensor& weight) { return static_cast<float>(*weight.const_data_ptr<at::BFloat16>()); }
+void compute(double seconds) { EmulatedComputation::of_this_process().queue(seconds); }
 
-/// x + the first element of each weight; lasts `seconds`.
+/// x + the first element of each weight; lasts `seconds` on the device.
 at::Tensor forward_kernel(const at::Tensor& x, at::TensorList weights, double seconds) {
-  const std::int64_t started_ns = monotonic_ns();
   float sum = x.const_data_ptr<float>()[0];
   for (const at::Tensor& weight : weights) sum += first_element(weight);
-  at::Tensor result = at::full({1}, sum, x.options());
-  waits().wait_until_after(started_ns, seconds);
-  return result;
+  compute(seconds);
+  return at::full({1}, sum, x.options());
 }
 
-/// A gradient for each of `shapes`, which share no memory; lasts `seconds`.
+/// A gradient for each of `shapes`, which share no memory; lasts `seconds` on the device.
 std::vector<at::Tensor> backward_kernel(const at::Tensor& gradient, at::TensorList weights, at::IntArrayRef sizes,
                                         double seconds) {
-  const std::int64_t started_ns = monotonic_ns();
   volatile float read = 0;
   for (const at::Tensor& weight : weights) read = read + first_element(weight);
   std::vector<at::Tensor> results;
-  for (const std::int64_t size : sizes)
-    results.push_back(at::full({size}, kGradient, gradient.options().dtype(at::kBFloat16)));
-  waits().wait_until_after(started_ns, seconds);
+  for (const std::int64_t size : sizes) results.push_back(at::full({size}, kGradient, gradient.options()));
+  compute(seconds);
   return results;
 }
 
@@ -176,13 +169,12 @@ at::Tensor StandIn::forward() {
 }
 
 double StandIn::bare_compute_seconds() {
-  TimedWaits alone;
   const Stopwatch watch;
-  const auto wait = [&](const RecordedUse& use, double part) {
-    alone.wait_until_after(monotonic_ns(), use.share * compute_seconds_ * part);
-  };
-  for (const RecordedUse& use : uses_) wait(use, kForwardShare);
-  for (auto use = uses_.rbegin(); use != uses_.rend(); ++use) wait(*use, 1 - kForwardShare);
+  for (const RecordedUse& use : uses_) compute(use.share * compute_seconds_ * kForwardShare);
+  for (auto use = uses_.rbegin(); use != uses_.rend(); ++use) {
+    compute(use->share * compute_seconds_ * (1 - kForwardShare));
+  }
+  EmulatedComputation::of_this_process().wait();
   return watch.elapsed_seconds();
 }
 

@@ -1,5 +1,6 @@
 /// A GPT whose computation is only waited for: the parameters of a real one, used in the order that a real one was
-/// seen to use them, by ops that last their share of a given time and leave the cores free.
+/// seen to use them, by ops that take their share of a given time on the device (see emulated_computation.h) and leave
+/// the cores free. As on a GPU, the program runs ahead of them.
 ///
 /// Its ops are registered with LibTorch like any other, so that whoever intercepts ops, gradients and allocations sees
 /// what a real model would show. Forward reads a byte of every operand, backward makes the gradients.
@@ -31,13 +32,13 @@ class StandIn {
   /// `model` has the options that `uses` was recorded with.
   StandIn(Gpt model, std::vector<RecordedUse> uses);
 
-  /// How long forward and backward together wait; a third and two thirds of it.
+  /// How long forward and backward together take the device; a third and two thirds of it.
   void set_compute_seconds(double seconds) { compute_seconds_ = seconds; }
 
-  /// The sum of what was read: depends on the parameters alone.
+  /// The sum of what was read: depends on the parameters alone. The device may not have come to it yet.
   at::Tensor forward();
 
-  /// The same waits in the same order, and nothing else.
+  /// The same computation in the same order, and nothing else.
   double bare_compute_seconds();
 
   std::int64_t elements() const { return elements_; }

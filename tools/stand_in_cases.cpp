@@ -13,6 +13,7 @@
 #include "integration/adamw.h"
 #include "integration/session.h"
 #include "offload/copy_rate.h"
+#include "offload/emulated_computation.h"
 #include "tools/bare_loops.h"
 #include "tools/bare_nvme.h"
 #include "tools/bench_session.h"
@@ -23,16 +24,14 @@ namespace {
 
 constexpr Target kTarget{Target::Sense::at_most, 1.25};
 constexpr double kMiB = 1024.0 * 1024.0;
-// A seventh of the bf16 parameters, so that the link carries about as much in forward as in backward.
-constexpr double kDeviceBytes = 20 * kMiB;
-// States cannot be updated before step() nor after their parameters' first use, so that those on NVMe move in forward
-// alone, but for what the host can keep from one step to the next: as much as lets NVMe be as busy as the whole step
-// is long, and forward last as long as its share of the computation and of the link.
-constexpr double kKept = 0.5;
-constexpr double kHostMargin = 48 * kMiB;  // beside what rests and what is kept: staging, and states on their way
+constexpr double kDeviceBytes = 40 * kMiB;
+// What of the parameters on NVMe the host has room for, beside what rests there: they are updated in it on their way to
+// the device, and those of the last layers stay for backward.
+constexpr double kHostRoom = 144 * kMiB;
+constexpr double kHostMargin = 8 * kMiB;  // staging, and rounding to granules
 constexpr double kMostStepSeconds = 2;
 constexpr double kOther = 0.65;     // of the bounding term, what the others are to take
-constexpr double kBalanced = 0.93;  // of NVMe's, what the others take in the balanced case
+constexpr double kBalanced = 0.93;  // of the computation, what the others are to take in the balanced case
 constexpr double kLeastLink = 0.1e9;
 constexpr double kMostLink = 2e9;
 constexpr double kLinkOfCopy = 0.38;  // copies must not take the cores
@@ -40,35 +39,29 @@ constexpr int kTimedSteps = 4;
 constexpr int kCalibrations = 4;
 constexpr std::size_t kDriftCheck = 5;  // pairs
 
-GptOptions model_options() { return {.layers = 12, .heads = 8, .width = 512, .sequence = 64}; }
+GptOptions model_options() { return {.layers = 24, .heads = 8, .width = 512, .sequence = 64}; }
 
-Gpt make_model() {
-  Gpt model(model_options());
-  model->to(at::kBFloat16);
-  return model;
-}
-
-/// Bytes of each parameter in bf16, of its gradient, and of its states in fp32: master, momentum, variance.
-constexpr double kParameter = 2;
-constexpr double kGradient = 2;
-constexpr double kStates = 12;
+constexpr double kElementBytes = 4;  // fp32, and as much again for the gradient and for either moment
 
 /// What a case is made of.
 struct Setting {
   double compute_seconds = 0;
   double link_rate = 0;
-  double nvme_share = 0;  ///< of the states
+  double nvme_share = 0;  ///< of the parameters
 };
 
-/// Bytes of a step as the floors count them: parameters for forward and backward, less what the device can keep between
-/// the two (the update makes the forward's new), gradients once, and the states on NVMe both ways. What the host keeps
-/// of those from one step to the next is not taken off; the report gives what was moved beside this.
+/// Bytes that a step has to move. Across the link parameters for forward and for backward, less what the device keeps
+/// between the two (the update makes the forward's new), and gradients once. From NVMe the parameters that rest there,
+/// for the update before forward and for backward, less what the host keeps from the one for the other; to NVMe all.
 struct Necessary {
-  Necessary(double parameters, double nvme_share)
-      : in(kParameter * parameters + std::max(0.0, kParameter * parameters - kDeviceBytes)),
-        out(kGradient * parameters),
-        nvme_read(kStates * parameters * nvme_share),
-        nvme_written(nvme_read) {}
+  Necessary(double elements, double nvme_share) {
+    const double parameters = kElementBytes * elements;
+    const double on_nvme = parameters * nvme_share;
+    in = 2 * parameters - std::min(parameters, kDeviceBytes);
+    out = parameters;
+    nvme_read = 2 * std::max(0.0, on_nvme - kHostRoom);
+    nvme_written = on_nvme;
+  }
   double in;
   double out;
   double nvme_read;
@@ -77,8 +70,8 @@ struct Necessary {
 
 /// The independent loops, shared by calibration and rounds.
 struct Loops {
-  Loops(const std::filesystem::path& folder, double parameters)
-      : nvme(folder, static_cast<std::uint64_t>(kStates * parameters)) {}
+  Loops(const std::filesystem::path& folder, double elements)
+      : nvme(folder, static_cast<std::uint64_t>(Necessary(elements, 1).nvme_read)) {}
 
   double nvme_seconds(const Necessary& necessary) {
     return nvme.seconds(static_cast<std::uint64_t>(necessary.nvme_read),
@@ -86,17 +79,16 @@ struct Loops {
   }
 
   Terms measure(StandIn& model, const Necessary& necessary, double link_rate) {
-    const auto parameters = static_cast<double>(model.elements());
     const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
     Terms terms;
     terms[Term::compute] = model.bare_compute_seconds();
     terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), link_rate);
     terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), link_rate);
     terms[Term::nvme] = nvme_seconds(necessary);
-    terms[Term::update] = bare.update_bf16_seconds(whole(parameters));
+    terms[Term::update] = bare.update_seconds(static_cast<std::uint64_t>(model.elements()));
     const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
     const double checksums = bare.checksum_seconds(whole(necessary.nvme_read + necessary.nvme_written));
-    const double gradients = bare.fill_seconds(whole(kGradient * parameters));
+    const double gradients = bare.fill_seconds(whole(necessary.out));
     terms[Term::cores] = (terms[Term::update] + copies + checksums + gradients) / hardware_cores();
     return terms;
   }
@@ -105,82 +97,95 @@ struct Loops {
   BareNvme nvme;
 };
 
-/// Wanted sizes of compute, link and NVMe, of the step.
-struct Weights {
-  explicit Weights(Bound bound)
-      : compute(of(Bound::compute, bound)), link(of(Bound::link, bound)), nvme(of(Bound::nvme, bound)) {
-    if (bound == Bound::balanced) compute = link = kBalanced;
+/// Wanted sizes of a term, relative to the largest. Of the balanced ones computation is that: two thirds of it are
+/// backward, and the others about halves, so that otherwise it could not be hidden behind them.
+double weight_of(Bound term, Bound bound) {
+  if (bound == Bound::balanced) return term == Bound::compute ? 1 : kBalanced;
+  return term == bound ? 1 : kOther;
+}
+
+/// The share of the parameters with which NVMe is busy for `part` of the time that all of them would take it.
+double nvme_share_for(double part, double elements) {
+  const auto bytes = [&](double share) {
+    const Necessary necessary(elements, share);
+    return necessary.nvme_read + necessary.nvme_written;
+  };
+  double low = 0;
+  double high = 1;
+  if (part >= 1) return 1;
+  for (int halving = 0; halving < 30; ++halving) {
+    const double middle = (low + high) / 2;
+    (bytes(middle) < part * bytes(1) ? low : high) = middle;
   }
-  static double of(Bound part, Bound bound) { return bound == part || bound == Bound::balanced ? 1 : kOther; }
-  double compute, link, nvme;
-};
+  return high;
+}
 
 Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
-  const auto parameters = static_cast<double>(model.elements());
-  const Weights weights(bound);
-  const Necessary all_on_nvme(parameters, 1);
-  std::vector<double> rates;
+  const auto elements = static_cast<double>(model.elements());
+  const double compute = weight_of(Bound::compute, bound);
+  const double link = weight_of(Bound::link, bound);
+  const double nvme = weight_of(Bound::nvme, bound);
+  const Necessary all_on_nvme(elements, 1);
+  std::vector<double> nvme_times;
   std::vector<double> copy_rates;
-  std::vector<double> core_seconds;
+  std::vector<double> core_times;
   for (int round = 0; round < 5; ++round) {
-    rates.push_back(all_on_nvme.nvme_read / loops.nvme_seconds(all_on_nvme));
+    nvme_times.push_back(loops.nvme_seconds(all_on_nvme));
     copy_rates.push_back(measured_copy_rate());
-    core_seconds.push_back(loops.measure(model, all_on_nvme, /*link_rate=*/1e12)[Term::cores]);
+    core_times.push_back(loops.measure(model, all_on_nvme, /*link_rate=*/1e12)[Term::cores]);
   }
-  const double nvme_rate = median_of(rates);  // each way, both at once
+  const double nvme_seconds = median_of(nvme_times);
   const double most_link = std::min(kMostLink, kLinkOfCopy * median_of(copy_rates));
-  const double cores = median_of(core_seconds);
 
   double step = kMostStepSeconds;
-  step = std::min(step, all_on_nvme.nvme_read / nvme_rate / weights.nvme);
-  step = std::min(step, all_on_nvme.in / kLeastLink / weights.link);
-  step = std::max({step, all_on_nvme.in / most_link / weights.link, cores / kOther});
+  step = std::min(step, nvme_seconds / nvme);
+  step = std::min(step, all_on_nvme.in / kLeastLink / link);
+  step = std::max({step, all_on_nvme.in / most_link / link, median_of(core_times) / kOther});
 
   Setting setting;
-  setting.compute_seconds = step * weights.compute;
-  setting.link_rate = std::floor(std::min(all_on_nvme.in / (step * weights.link), most_link));
-  setting.nvme_share = std::min(1.0, step * weights.nvme * nvme_rate / (kStates * parameters));
+  setting.compute_seconds = step * compute;
+  setting.link_rate = std::floor(std::min(all_on_nvme.in / (step * link), most_link));
+  setting.nvme_share = nvme_share_for(step * nvme / nvme_seconds, elements);
   return setting;
 }
 
-Config config_of(double parameters, const Setting& setting, const std::filesystem::path& nvme) {
+Config config_of(double elements, const Setting& setting, const std::filesystem::path& nvme) {
   const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
+  const double parameters = kElementBytes * elements;
   Config config;
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.device.link = whole(setting.link_rate);
-  config.host.memory = whole((kParameter + kGradient) * parameters +
-                             kStates * parameters * (1 - setting.nvme_share * (1 - kKept)) + kHostMargin);
+  config.host.memory = whole(parameters * (4 - setting.nvme_share) + kHostRoom + kHostMargin);
   config.nvme.paths = {nvme};
-  config.nvme.memory = whole(kStates * parameters * 1.2 + 64 * kMiB);
-  config.placement.parameters = Config::Shares{.host = 1};
+  config.nvme.memory = whole(parameters * 1.2 + 64 * kMiB);
+  config.placement.parameters = Config::Shares{.host = 1 - setting.nvme_share, .nvme = setting.nvme_share};
   config.placement.gradients = Config::Shares{.host = 1};
-  config.placement.optimizer = Config::Shares{.host = 1 - setting.nvme_share, .nvme = setting.nvme_share};
+  config.placement.optimizer = Config::Shares{.host = 1};
   config.placement.activations = "keep";
   config.log.level = LogLevel::warning;
   config.validate();
   return config;
 }
 
-std::string in_words(double parameters, const Setting& setting) {
+std::string in_words(double elements, const Setting& setting) {
   std::array<char, 200> text;
-  std::snprintf(
-      text.data(), text.size(),
-      "%.1fM bf16 parameters, device %.0f MiB, link %.2f GB/s, %.0f%% of the states on NVMe, of which the host "
-      "keeps %.0f%%, compute %.0f ms",
-      parameters / 1e6, kDeviceBytes / kMiB, setting.link_rate / 1e9, 100 * setting.nvme_share, 100 * kKept,
-      1e3 * setting.compute_seconds);
+  std::snprintf(text.data(), text.size(),
+                "%.1fM fp32 parameters, %.0f%% of them on NVMe, device %.0f MiB, host room %.0f MiB, link %.2f GB/s, "
+                "compute %.0f ms",
+                elements / 1e6, 100 * setting.nvme_share, kDeviceBytes / kMiB, kHostRoom / kMiB,
+                setting.link_rate / 1e9, 1e3 * setting.compute_seconds);
   return text.data();
 }
 
 /// Managed training of a stand-in.
 class Steps {
  public:
-  Steps(const std::vector<RecordedUse>& uses, double parameters, const Setting& setting,
+  Steps(const std::vector<RecordedUse>& uses, double elements, const Setting& setting,
         const std::filesystem::path& nvme)
-      : session_(config_of(parameters, setting, nvme)) {
+      : session_(config_of(elements, setting, nvme)) {
     with_typed_errors(session_, [&] {
-      Gpt model = session_.construct([] { return make_model(); });
+      Gpt model = session_.construct([] { return Gpt(model_options()); });
       session_.manage(*model);
       // A learning rate of 0 leaves parameters, and so the loss, as they are; the update costs the same.
       optimizer_.emplace(session_, torch::optim::AdamWOptions(0.0));
@@ -212,9 +217,11 @@ class Steps {
 
   /// Medians, also of the steps that are not timed.
   std::string phases_in_words() const {
-    std::array<char, 100> text;
-    std::snprintf(text.data(), text.size(), "; forward takes %.0f ms, backward %.0f ms, step() %.0f ms",
-                  median_of(forward_ms_), median_of(backward_ms_), median_of(update_ms_));
+    std::array<char, 120> text;
+    std::snprintf(text.data(), text.size(),
+                  "; the program is %.0f ms in forward, %.0f in backward, %.0f in step(), and "
+                  "waits %.0f for the device",
+                  median_of(forward_ms_), median_of(backward_ms_), median_of(update_ms_), median_of(waited_ms_));
     return text.data();
   }
 
@@ -222,20 +229,23 @@ class Steps {
   void step() {
     const std::int64_t start_ns = monotonic_ns();
     const at::Tensor loss = stand_in_->forward();
+    const std::int64_t forward_ns = monotonic_ns();
+    loss.backward();
+    const std::int64_t backward_ns = monotonic_ns();
+    optimizer_->step();
+    optimizer_->zero_grad();
+    const std::int64_t update_ns = monotonic_ns();
+    EmulatedComputation::of_this_process().wait();  // as whoever reads the loss does
     const auto value = loss.item<float>();
     if (loss_ && *loss_ != value) {
       throw LogicError("bench: the sum over the parameters changed from " + std::to_string(*loss_) + " to " +
                        std::to_string(value) + ", and nothing has changed them");
     }
     loss_ = value;
-    const std::int64_t forward_ns = monotonic_ns();
-    loss.backward();
-    const std::int64_t backward_ns = monotonic_ns();
-    optimizer_->step();
-    optimizer_->zero_grad();
     forward_ms_.push_back(static_cast<double>(forward_ns - start_ns) * 1e-6);
     backward_ms_.push_back(static_cast<double>(backward_ns - forward_ns) * 1e-6);
-    update_ms_.push_back(static_cast<double>(monotonic_ns() - backward_ns) * 1e-6);
+    update_ms_.push_back(static_cast<double>(update_ns - backward_ns) * 1e-6);
+    waited_ms_.push_back(static_cast<double>(monotonic_ns() - update_ns) * 1e-6);
   }
 
   Session session_;
@@ -243,15 +253,15 @@ class Steps {
   std::optional<StandIn> stand_in_;
   std::optional<float> loss_;
   StepTraffic traffic_;
-  std::vector<double> forward_ms_, backward_ms_, update_ms_;  // by step
+  std::vector<double> forward_ms_, backward_ms_, update_ms_, waited_ms_;  // by step
 };
 
 /// Nothing where the rates have drifted so that the case is not what its name says, and `may_give_up`.
 std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& uses, const Setting& setting,
-                                 const std::filesystem::path& nvme, Loops& loops, PairOptions options,
-                                 double parameters, bool may_give_up) {
-  Steps steps(uses, parameters, setting, nvme);
-  const Necessary necessary(parameters, setting.nvme_share);
+                                 const std::filesystem::path& nvme, Loops& loops, PairOptions options, double elements,
+                                 bool may_give_up) {
+  Steps steps(uses, elements, setting, nvme);
+  const Necessary necessary(elements, setting.nvme_share);
   std::vector<double> seconds;
   std::vector<double> floors;
   std::vector<Terms> rounds;
@@ -281,7 +291,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
   result.terms = Terms::median_of(rounds);
   result.as_defined = is_as_defined(bound, result.terms);
   if (!*result.as_defined && may_give_up && !stopped()) return std::nullopt;
-  result.setting = in_words(parameters, setting) + steps.phases_in_words();
+  result.setting = in_words(elements, setting) + steps.phases_in_words();
   result.seconds = median_of(seconds);
   result.floor_seconds = median_of(floors);
   result.ratio = comparison.ratio;
@@ -299,13 +309,13 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
 BenchCase run_stand_in_case(Bound bound, const std::filesystem::path& nvme, PairOptions options) {
   const ThreadsOfLibTorch one_thread(1);
   const std::vector<RecordedUse> uses = record_uses(model_options());
-  StandIn unmanaged(make_model(), uses);
-  const auto parameters = static_cast<double>(unmanaged.elements());
-  Loops loops(nvme, parameters);
+  StandIn unmanaged(Gpt(model_options()), uses);
+  const auto elements = static_cast<double>(unmanaged.elements());
+  Loops loops(nvme, elements);
   for (int attempt = 1;; ++attempt) {
     const Setting setting = calibrate(bound, unmanaged, loops);
     const auto measured =
-        measure(bound, uses, setting, nvme, loops, options, parameters, /*may_give_up=*/attempt < kCalibrations);
+        measure(bound, uses, setting, nvme, loops, options, elements, /*may_give_up=*/attempt < kCalibrations);
     if (measured) return *measured;
     std::fprintf(stderr, "  the rates have drifted: calibrating again\n");
   }

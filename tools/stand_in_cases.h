@@ -8,9 +8,11 @@
 
 namespace terrace {
 
-/// Chooses the compute time, the link's rate and the share of states on NVMe so that the bound holds by the rates
+/// Chooses the compute time, the link's rate and the share of parameters on NVMe so that the bound holds by the rates
 /// measured here, then measures steps against the floor in pairs; chooses anew when the rates drift. `options.target`
-/// is not used. Parameters and gradients rest on the host, states there and in `nvme`. Uses one thread of LibTorch.
+/// is not used. Parameters rest on the host and in `nvme`, gradients and states on the host: states can change only
+/// between step() and forward, so that no step in which NVMe has to move them can be near its largest term alone (the
+/// real case on NVMe has them there). Uses one thread of LibTorch.
 /// Throws what a session throws.
 BenchCase run_stand_in_case(Bound bound, const std::filesystem::path& nvme, PairOptions options);
 
