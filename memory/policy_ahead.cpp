@@ -190,12 +190,11 @@ bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
   const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
-  const std::uint64_t others =
-      std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position)) +
-      room_wanted_before(position, tier);
+  const std::uint64_t others = std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position));
+  const std::uint64_t wanted = room + room_wanted_before(position, tier);
   const auto fits = [&](std::uint64_t chunk_bytes) {
-    return chunk_bytes + room + others <= budgets_[at]->capacity() &&
-           (tier != Tier::device || chunk_bytes + room <= device_chunk_limit_);
+    return chunk_bytes + wanted + others <= budgets_[at]->capacity() &&
+           (tier != Tier::device || chunk_bytes + wanted <= device_chunk_limit_);
   };
   while (!fits(chunk_bytes_[at])) {
     if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at])) {

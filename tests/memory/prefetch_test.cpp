@@ -31,8 +31,9 @@ constexpr auto writing = AccessMode::write;
 /// Budgets in MiB, chunks of one MiB. A pass is a list of accesses on the device, one after the other.
 class World : public SimulatedDriver {
  public:
-  World(std::uint64_t device_mib, std::uint64_t host_mib, std::uint64_t nvme_mib, std::size_t prefetch_depth)
-      : SimulatedDriver({device_mib * MiB, host_mib * MiB, nvme_mib * MiB}, unlimited, prefetch_depth) {}
+  World(std::uint64_t device_mib, std::uint64_t host_mib, std::uint64_t nvme_mib, std::size_t prefetch_depth,
+        std::uint64_t device_chunk_limit = unlimited)
+      : SimulatedDriver({device_mib * MiB, host_mib * MiB, nvme_mib * MiB}, device_chunk_limit, prefetch_depth) {}
 
   ChunkId chunk(Tier home) {
     const ChunkId id = add_chunk({.kind = Kind::parameter,
@@ -210,6 +211,23 @@ TEST(Prefetch, never_takes_the_room_of_a_chunk_that_begins_as_zeros_sooner) {
   WithGradient world(2);
   EXPECT_EQ(world.state(world.parameters[0], device), CopyState::valid);
   EXPECT_EQ(world.state(world.parameters[1], device), CopyState::absent) << "the gradient's room";
+}
+
+TEST(Prefetch, what_left_for_a_chunk_that_does_not_fit_all_the_same_stays_away) {
+  World world(8, 16, 0, 2, /*device_chunk_limit=*/2 * MiB);
+  const auto chunks = world.chunks(2, host);
+  const ChunkId gradient = world.add_chunk(
+      {.kind = Kind::gradient, .index = 0, .bytes = 2 * MiB, .home = host, .room_bytes = {2 * MiB, 2 * MiB, 2 * MiB}});
+  world.learn({{chunks[0], device, reading}, {gradient, device, writing}, {chunks[1], device, reading}});
+  world.run();
+  world.discard(gradient);
+  world.run();
+  world.take_actions();
+  Call& held = world.acquire({{chunks[0], device, reading}});
+  int steps = 0;
+  EXPECT_FALSE(world.run_until([&] { return ++steps > 100; })) << "fetched and dropped for ever";
+  world.run_until([&] { return held.granted(); });
+  world.release(held);
 }
 
 TEST(Prefetch, the_host_looks_around_the_end_of_what_is_announced) {
