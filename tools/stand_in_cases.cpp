@@ -12,11 +12,13 @@
 #include "base/units.h"
 #include "integration/adamw.h"
 #include "integration/session.h"
+#include "offload/choose_engine.h"
 #include "offload/copy_rate.h"
 #include "offload/emulated_computation.h"
 #include "tools/bare_loops.h"
 #include "tools/bare_nvme.h"
 #include "tools/bench_session.h"
+#include "tools/paced_engine.h"
 #include "tools/stand_in.h"
 
 namespace terrace {
@@ -29,12 +31,13 @@ constexpr double kDeviceBytes = 40 * kMiB;
 // the device, and those of the last layers stay for backward.
 constexpr double kHostRoom = 144 * kMiB;
 constexpr double kHostMargin = 8 * kMiB;  // staging, and rounding to granules
-constexpr double kMostStepSeconds = 2;
-constexpr double kOther = 0.65;     // of the bounding term, what the others are to take
-constexpr double kBalanced = 0.93;  // of the computation, what the others are to take in the balanced case
-constexpr double kLeastLink = 0.1e9;
+constexpr double kOther = 0.65;           // of the bounding term, what the others are to take
+constexpr double kBalanced = 0.92;        // of the computation, what the others are to take in the balanced case
+constexpr double kCores = 0.4;            // of the bounding term, what the cores may have to do
+// Link and drive are no faster than what this machine does while it does other things, and while its speed drifts.
 constexpr double kMostLink = 2e9;
-constexpr double kLinkOfCopy = 0.38;  // copies must not take the cores
+constexpr double kLinkOfCopy = 0.38;
+constexpr double kDriveOfBare = 0.7;
 constexpr int kTimedSteps = 4;
 constexpr int kCalibrations = 4;
 constexpr std::size_t kDriftCheck = 5;  // pairs
@@ -43,25 +46,25 @@ GptOptions model_options() { return {.layers = 24, .heads = 8, .width = 512, .se
 
 constexpr double kElementBytes = 4;  // fp32, and as much again for the gradient and for either moment
 
-/// What a case is made of.
+/// What a case is made of; rates in bytes a second.
 struct Setting {
   double compute_seconds = 0;
   double link_rate = 0;
-  double nvme_share = 0;  ///< of the parameters
+  double drive_rate = 0;  ///< of reads and writes together
 };
 
 /// Bytes that a step has to move. Across the link parameters for forward and for backward, less what the device keeps
-/// between the two (the update makes the forward's new), and gradients once. From NVMe the parameters that rest there,
-/// for the update before forward and for backward, less what the host keeps from the one for the other; to NVMe all.
+/// between the two (the update makes the forward's new), and gradients once. From NVMe the parameters for the update
+/// before forward and for backward, less what the host keeps from the one for the other; to NVMe all of them.
 struct Necessary {
-  Necessary(double elements, double nvme_share) {
+  explicit Necessary(double elements) {
     const double parameters = kElementBytes * elements;
-    const double on_nvme = parameters * nvme_share;
     in = 2 * parameters - std::min(parameters, kDeviceBytes);
     out = parameters;
-    nvme_read = 2 * std::max(0.0, on_nvme - kHostRoom);
-    nvme_written = on_nvme;
+    nvme_read = 2 * std::max(0.0, parameters - kHostRoom);
+    nvme_written = parameters;
   }
+  double on_nvme() const { return nvme_read + nvme_written; }
   double in;
   double out;
   double nvme_read;
@@ -70,83 +73,67 @@ struct Necessary {
 
 /// The independent loops, shared by calibration and rounds.
 struct Loops {
-  Loops(const std::filesystem::path& folder, double elements)
-      : nvme(folder, static_cast<std::uint64_t>(Necessary(elements, 1).nvme_read)) {}
+  Loops(const std::filesystem::path& folder, const Necessary& bytes)
+      : necessary(bytes), nvme(folder, whole(std::max(bytes.nvme_read, bytes.nvme_written))) {}
 
-  double nvme_seconds(const Necessary& necessary) {
-    return nvme.seconds(static_cast<std::uint64_t>(necessary.nvme_read),
-                        static_cast<std::uint64_t>(necessary.nvme_written));
+  /// Of a drive of that rate, or of the real one if that is slower.
+  double nvme_seconds(double drive_rate) {
+    const std::int64_t started_ns = monotonic_ns();
+    nvme.seconds(whole(necessary.nvme_read), whole(necessary.nvme_written));
+    sleep_until(started_ns + static_cast<std::int64_t>(necessary.on_nvme() / drive_rate * 1e9));
+    return static_cast<double>(monotonic_ns() - started_ns) * 1e-9;
   }
 
-  Terms measure(StandIn& model, const Necessary& necessary, double link_rate) {
-    const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
+  double core_seconds(double update_seconds) {
+    const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
+    const double checksums = bare.checksum_seconds(whole(necessary.on_nvme()));
+    const double gradients = bare.fill_seconds(whole(necessary.out));
+    return (update_seconds + copies + checksums + gradients) / hardware_cores();
+  }
+
+  Terms measure(StandIn& model, const Setting& setting) {
     Terms terms;
     terms[Term::compute] = model.bare_compute_seconds();
-    terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), link_rate);
-    terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), link_rate);
-    terms[Term::nvme] = nvme_seconds(necessary);
+    terms[Term::host_to_device] = bare.link_seconds(whole(necessary.in), setting.link_rate);
+    terms[Term::device_to_host] = bare.link_seconds(whole(necessary.out), setting.link_rate);
+    terms[Term::nvme] = nvme_seconds(setting.drive_rate);
     terms[Term::update] = bare.update_seconds(static_cast<std::uint64_t>(model.elements()));
-    const double copies = bare.copy_seconds(whole(necessary.in + necessary.out));
-    const double checksums = bare.checksum_seconds(whole(necessary.nvme_read + necessary.nvme_written));
-    const double gradients = bare.fill_seconds(whole(necessary.out));
-    terms[Term::cores] = (terms[Term::update] + copies + checksums + gradients) / hardware_cores();
+    terms[Term::cores] = core_seconds(terms[Term::update]);
     return terms;
   }
 
+  static std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }
+
+  const Necessary necessary;
   BareLoops bare;
   BareNvme nvme;
 };
 
 /// Wanted sizes of a term, relative to the largest. Of the balanced ones computation is that: two thirds of it are
-/// backward, and the others about halves, so that otherwise it could not be hidden behind them.
+/// backward, and about half of the others, so that otherwise it could not be hidden behind them.
 double weight_of(Bound term, Bound bound) {
   if (bound == Bound::balanced) return term == Bound::compute ? 1 : kBalanced;
   return term == bound ? 1 : kOther;
 }
 
-/// The share of the parameters with which NVMe is busy for `part` of the time that all of them would take it.
-double nvme_share_for(double part, double elements) {
-  const auto bytes = [&](double share) {
-    const Necessary necessary(elements, share);
-    return necessary.nvme_read + necessary.nvme_written;
-  };
-  double low = 0;
-  double high = 1;
-  if (part >= 1) return 1;
-  for (int halving = 0; halving < 30; ++halving) {
-    const double middle = (low + high) / 2;
-    (bytes(middle) < part * bytes(1) ? low : high) = middle;
-  }
-  return high;
-}
-
+/// The shortest step for which link, drive and cores are fast enough.
 Setting calibrate(Bound bound, StandIn& model, Loops& loops) {
-  const auto elements = static_cast<double>(model.elements());
-  const double compute = weight_of(Bound::compute, bound);
   const double link = weight_of(Bound::link, bound);
   const double nvme = weight_of(Bound::nvme, bound);
-  const Necessary all_on_nvme(elements, 1);
   std::vector<double> nvme_times;
   std::vector<double> copy_rates;
   std::vector<double> core_times;
   for (int round = 0; round < 5; ++round) {
-    nvme_times.push_back(loops.nvme_seconds(all_on_nvme));
+    nvme_times.push_back(loops.nvme_seconds(/*drive_rate=*/1e12));
     copy_rates.push_back(measured_copy_rate());
-    core_times.push_back(loops.measure(model, all_on_nvme, /*link_rate=*/1e12)[Term::cores]);
+    core_times.push_back(loops.core_seconds(loops.bare.update_seconds(static_cast<std::uint64_t>(model.elements()))));
   }
-  const double nvme_seconds = median_of(nvme_times);
   const double most_link = std::min(kMostLink, kLinkOfCopy * median_of(copy_rates));
-
-  double step = kMostStepSeconds;
-  step = std::min(step, nvme_seconds / nvme);
-  step = std::min(step, all_on_nvme.in / kLeastLink / link);
-  step = std::max({step, all_on_nvme.in / most_link / link, median_of(core_times) / kOther});
-
-  Setting setting;
-  setting.compute_seconds = step * compute;
-  setting.link_rate = std::floor(std::min(all_on_nvme.in / (step * link), most_link));
-  setting.nvme_share = nvme_share_for(step * nvme / nvme_seconds, elements);
-  return setting;
+  const double step = std::max({loops.necessary.in / most_link / link, median_of(nvme_times) / kDriveOfBare / nvme,
+                                median_of(core_times) / kCores});
+  return {.compute_seconds = step * weight_of(Bound::compute, bound),
+          .link_rate = std::floor(loops.necessary.in / (step * link)),
+          .drive_rate = std::floor(loops.necessary.on_nvme() / (step * nvme))};
 }
 
 Config config_of(double elements, const Setting& setting, const std::filesystem::path& nvme) {
@@ -156,10 +143,10 @@ Config config_of(double elements, const Setting& setting, const std::filesystem:
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.device.link = whole(setting.link_rate);
-  config.host.memory = whole(parameters * (4 - setting.nvme_share) + kHostRoom + kHostMargin);
+  config.host.memory = whole(3 * parameters + kHostRoom + kHostMargin);  // gradients and both moments rest there
   config.nvme.paths = {nvme};
   config.nvme.memory = whole(parameters * 1.2 + 64 * kMiB);
-  config.placement.parameters = Config::Shares{.host = 1 - setting.nvme_share, .nvme = setting.nvme_share};
+  config.placement.parameters = Config::Shares{.nvme = 1};
   config.placement.gradients = Config::Shares{.host = 1};
   config.placement.optimizer = Config::Shares{.host = 1};
   config.placement.activations = "keep";
@@ -171,19 +158,32 @@ Config config_of(double elements, const Setting& setting, const std::filesystem:
 std::string in_words(double elements, const Setting& setting) {
   std::array<char, 200> text;
   std::snprintf(text.data(), text.size(),
-                "%.1fM fp32 parameters, %.0f%% of them on NVMe, device %.0f MiB, host room %.0f MiB, link %.2f GB/s, "
+                "%.1fM fp32 parameters on NVMe, device %.0f MiB, host room %.0f MiB, link %.2f GB/s, drive %.2f GB/s, "
                 "compute %.0f ms",
-                elements / 1e6, 100 * setting.nvme_share, kDeviceBytes / kMiB, kHostRoom / kMiB,
-                setting.link_rate / 1e9, 1e3 * setting.compute_seconds);
+                elements / 1e6, kDeviceBytes / kMiB, kHostRoom / kMiB, setting.link_rate / 1e9,
+                setting.drive_rate / 1e9, 1e3 * setting.compute_seconds);
   return text.data();
 }
+
+/// While it lives, sessions use drives of that speed.
+class PacedDrives {
+ public:
+  explicit PacedDrives(double bytes_per_second) {
+    decorate_io_engines([rate = static_cast<std::uint64_t>(bytes_per_second)](std::unique_ptr<IoEngine> engine) {
+      return std::make_unique<PacedEngine>(std::move(engine), rate);
+    });
+  }
+  ~PacedDrives() { decorate_io_engines(nullptr); }
+  PacedDrives(const PacedDrives&) = delete;
+  PacedDrives& operator=(const PacedDrives&) = delete;
+};
 
 /// Managed training of a stand-in.
 class Steps {
  public:
   Steps(const std::vector<RecordedUse>& uses, double elements, const Setting& setting,
         const std::filesystem::path& nvme)
-      : session_(config_of(elements, setting, nvme)) {
+      : drives_(setting.drive_rate), session_(config_of(elements, setting, nvme)) {
     with_typed_errors(session_, [&] {
       Gpt model = session_.construct([] { return Gpt(model_options()); });
       session_.manage(*model);
@@ -248,6 +248,7 @@ class Steps {
     waited_ms_.push_back(static_cast<double>(monotonic_ns() - update_ns) * 1e-6);
   }
 
+  const PacedDrives drives_;
   Session session_;
   std::optional<AdamW> optimizer_;
   std::optional<StandIn> stand_in_;
@@ -261,7 +262,6 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
                                  const std::filesystem::path& nvme, Loops& loops, PairOptions options, double elements,
                                  bool may_give_up) {
   Steps steps(uses, elements, setting, nvme);
-  const Necessary necessary(elements, setting.nvme_share);
   std::vector<double> seconds;
   std::vector<double> floors;
   std::vector<Terms> rounds;
@@ -281,7 +281,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
         return seconds.back();
       },
       [&] {
-        rounds.push_back(loops.measure(steps.stand_in(), necessary, setting.link_rate));
+        rounds.push_back(loops.measure(steps.stand_in(), setting));
         floors.push_back(rounds.back().floor_seconds());
         return floors.back();
       });
@@ -297,6 +297,7 @@ std::optional<BenchCase> measure(Bound bound, const std::vector<RecordedUse>& us
   result.ratio = comparison.ratio;
   result.bound_by = term_names[static_cast<std::size_t>(result.terms.largest())];
   steps.traffic().report(result);
+  const Necessary& necessary = loops.necessary;
   result.necessary_bytes = {necessary.nvme_read, necessary.nvme_written, necessary.in, necessary.out};
   result.pairs = comparison.ratios.size();
   result.target = kTarget;
@@ -311,7 +312,7 @@ BenchCase run_stand_in_case(Bound bound, const std::filesystem::path& nvme, Pair
   const std::vector<RecordedUse> uses = record_uses(model_options());
   StandIn unmanaged(Gpt(model_options()), uses);
   const auto elements = static_cast<double>(unmanaged.elements());
-  Loops loops(nvme, elements);
+  Loops loops(nvme, Necessary(elements));
   for (int attempt = 1;; ++attempt) {
     const Setting setting = calibrate(bound, unmanaged, loops);
     const auto measured =
