@@ -76,7 +76,7 @@ TransferRequest ChunkPlaces::request(const Transfer& transfer) {
 
 void ChunkPlaces::failed(const Transfer& transfer) {
   ChunkPlace& place = *places_.at(transfer.chunk);
-  if (place.bad_extents.empty()) {
+  if (transfer.to != Tier::nvme || place.bad_extents.empty()) {
     return;
   }
   // The next attempt takes other extents, or all of them anew if there are none.

@@ -101,6 +101,7 @@ void Policy::transfer_done(const Transfer& transfer) {
     if (source.state == CopyState::leaving && source.outgoing == 0) {
       leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
       vacate(transfer.chunk, transfer.from);
+      plan_again(transfer.chunk, transfer.from);
     }
   }
   lanes_[index_of(transfer.from)].ahead_is_full = false;
@@ -133,6 +134,9 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
   }
   if (transfer.to != chunk.info().home) {
     vacate(transfer.chunk, transfer.to);
+  }
+  if (transfer.to == Tier::host) {
+    plan_again(transfer.chunk, Tier::device);  // which may have it from NVMe
   }
   if (!transfer.fill) {
     Residency::Copy& source = chunk.at(transfer.from);

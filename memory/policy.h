@@ -199,7 +199,8 @@ class Policy {
   bool can_come_ahead(ChunkId id, Tier tier) const;
   /// And it has bytes to bring.
   bool wanted_ahead(ChunkId id, Tier tier) const;
-  /// What the program will take before `position` and nothing brings ahead: chunks that begin as zeros.
+  /// What the program will take before `position` and nothing brings ahead yet: chunks that begin as zeros, or are on
+  /// their way to the host first.
   std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Writes the copy on the device home if it is dirty and not used again in this pass.

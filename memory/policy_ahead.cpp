@@ -45,6 +45,7 @@ void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
 void Policy::look_ahead_again(Tier tier) {
   lanes_[index_of(tier)].planned = lanes_[index_of(tier)].forecast.cursor();
   lanes_[index_of(tier)].ahead_is_full = false;
+  lanes_[index_of(Tier::host)].ahead_is_full = false;
   planned_for_device_ = 0;
 }
 
@@ -178,7 +179,8 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
     const ChunkId id = schedule[at].chunk;
     const bool begins_as_zeros = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
-    if (begins_as_zeros && chunks_[id].at(tier).state == CopyState::absent &&
+    const bool comes = tier == Tier::device && comes_by_host(id);
+    if ((begins_as_zeros || comes) && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
     }

@@ -49,6 +49,9 @@ void Policy::grant(Request& request) {
     }
     lanes_[index_of(access.tier)].forecast.advance(access.chunk);
     lanes_[index_of(access.tier)].ahead_is_full = false;
+    if (chunks_[access.chunk].at(Tier::host).state == CopyState::valid) {
+      lanes_[index_of(Tier::host)].ahead_is_full = false;  // that copy's next use is another now
+    }
   }
   request.verdict = Request::Verdict::granted;
 }
@@ -201,7 +204,16 @@ bool Policy::advance_access(Request& request, std::size_t position) {
   if (chunk.at(access.tier).state != CopyState::valid) {
     return false;
   }
-  return !writes || !chunk.in_flight();
+  if (!writes || !chunk.in_flight()) {
+    return true;
+  }
+  // Nobody may read the copy while it changes: what does so ahead of need is to be over soon.
+  for (const Tier tier : all_tiers) {
+    if (chunk.at(tier).state == CopyState::arriving && std::exchange(chunk.at(tier).ahead_of_need, false)) {
+      urgent_.push_back({.chunk = access.chunk, .to = tier});
+    }
+  }
+  return false;
 }
 
 std::uint64_t Policy::room_wanted_after(const Request& request, std::size_t position) const {

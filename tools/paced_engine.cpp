@@ -4,9 +4,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/error.h"
 
 namespace terrace {
 namespace {
@@ -23,8 +25,8 @@ class PacedQueue final : public IoQueue {
 
   void submit(const IoOperation& operation) override {
     if (free_.empty()) {
-      queue_->submit(operation);  // throws: as many are in flight as there may be
-      return;
+      throw LogicError("io: " + std::to_string(operations_.size()) +
+                       " operations are in flight, and no more fit the queue");
     }
     Paced* const paced = free_.back();
     *paced = {.owner = operation.owner, .due_ns = 0, .error = nullptr};

@@ -27,9 +27,8 @@ namespace {
 constexpr Target kTarget{Target::Sense::at_most, 1.25};
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 40 * kMiB;
-// What of the parameters on NVMe the host has room for, beside what rests there: they are updated in it on their way to
-// the device, and those of the last layers stay for backward.
-constexpr double kHostRoom = 144 * kMiB;
+// What the host has room for beside what rests there: gradients on their way, to and from NVMe.
+constexpr double kHostRoom = 32 * kMiB;
 constexpr double kHostMargin = 8 * kMiB;  // staging, and rounding to granules
 constexpr double kOther = 0.65;           // of the bounding term, what the others are to take
 constexpr double kBalanced = 0.92;        // of the computation, what the others are to take in the balanced case
@@ -54,15 +53,14 @@ struct Setting {
 };
 
 /// Bytes that a step has to move. Across the link parameters for forward and for backward, less what the device keeps
-/// between the two (the update makes the forward's new), and gradients once. From NVMe the parameters for the update
-/// before forward and for backward, less what the host keeps from the one for the other; to NVMe all of them.
+/// between the two (the update makes the forward's new), and gradients once. To NVMe the gradients in backward, and
+/// back for the update before the next forward, less what the host has room to keep.
 struct Necessary {
   explicit Necessary(double elements) {
     const double parameters = kElementBytes * elements;
     in = 2 * parameters - std::min(parameters, kDeviceBytes);
     out = parameters;
-    nvme_read = 2 * std::max(0.0, parameters - kHostRoom);
-    nvme_written = parameters;
+    nvme_read = nvme_written = std::max(0.0, parameters - kHostRoom);
   }
   double on_nvme() const { return nvme_read + nvme_written; }
   double in;
@@ -143,11 +141,11 @@ Config config_of(double elements, const Setting& setting, const std::filesystem:
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.device.link = whole(setting.link_rate);
-  config.host.memory = whole(3 * parameters + kHostRoom + kHostMargin);  // gradients and both moments rest there
+  config.host.memory = whole(3 * parameters + kHostRoom + kHostMargin);  // parameters and both moments rest there
   config.nvme.paths = {nvme};
   config.nvme.memory = whole(parameters * 1.2 + 64 * kMiB);
-  config.placement.parameters = Config::Shares{.nvme = 1};
-  config.placement.gradients = Config::Shares{.host = 1};
+  config.placement.parameters = Config::Shares{.host = 1};
+  config.placement.gradients = Config::Shares{.nvme = 1};
   config.placement.optimizer = Config::Shares{.host = 1};
   config.placement.activations = "keep";
   config.log.level = LogLevel::warning;
@@ -157,11 +155,12 @@ Config config_of(double elements, const Setting& setting, const std::filesystem:
 
 std::string in_words(double elements, const Setting& setting) {
   std::array<char, 200> text;
-  std::snprintf(text.data(), text.size(),
-                "%.1fM fp32 parameters on NVMe, device %.0f MiB, host room %.0f MiB, link %.2f GB/s, drive %.2f GB/s, "
-                "compute %.0f ms",
-                elements / 1e6, kDeviceBytes / kMiB, kHostRoom / kMiB, setting.link_rate / 1e9,
-                setting.drive_rate / 1e9, 1e3 * setting.compute_seconds);
+  std::snprintf(
+      text.data(), text.size(),
+      "%.1fM fp32 parameters, gradients on NVMe, device %.0f MiB, host room %.0f MiB, link %.2f GB/s, drive %.2f GB/s, "
+      "compute %.0f ms",
+      elements / 1e6, kDeviceBytes / kMiB, kHostRoom / kMiB, setting.link_rate / 1e9, setting.drive_rate / 1e9,
+      1e3 * setting.compute_seconds);
   return text.data();
 }
 

@@ -380,12 +380,16 @@ struct ForthAndBack : World {
   }
   /// An update before the first use of each, as announced.
   void step() {
-    announce(all);
-    run();
+    queue_updates();
     forth();
     pass(reads(back));
     run();
     step_mark();
+  }
+  void queue_updates() {
+    for (const ChunkId chunk : all) set_update_queued(chunk, true);
+    announce(all);
+    run();
   }
   void forth() {
     for (const ChunkId chunk : all) {
@@ -399,8 +403,7 @@ struct ForthAndBack : World {
 
 TEST(Prefetch, what_the_device_uses_next_is_brought_from_nvme_to_the_host_where_there_is_more_room) {
   ForthAndBack world(20, 2, 5, 4);
-  world.announce(world.all);
-  world.run();
+  world.queue_updates();
   world.forth();
   world.run();
   world.take_actions();
@@ -414,8 +417,7 @@ TEST(Prefetch, what_the_device_uses_next_is_brought_from_nvme_to_the_host_where_
 
 TEST(Prefetch, what_the_next_pass_needs_gives_way_to_what_this_one_does) {
   ForthAndBack world(8, 2, 5, 4);
-  world.announce(world.all);
-  world.run();
+  world.queue_updates();
   world.forth();
   const std::vector<Transfer>& coming = world.in_flight();
   EXPECT_TRUE(std::none_of(coming.begin(), coming.end(), [](const Transfer& each) {
@@ -451,6 +453,47 @@ TEST(Prefetch, who_waits_for_a_transfer_to_the_host_that_fails_reads_it_again) {
   ASSERT_TRUE(world.run_until([&] { return world.has_in_flight(chunks[0], nvme, host); }));
   Call& call = world.acquire({{chunks[0], device, reading}});
   world.fail();
+  world.run();
+  EXPECT_TRUE(call.granted());
+}
+
+TEST(Prefetch, the_room_of_what_comes_by_the_host_is_not_given_to_what_is_used_later) {
+  ForthAndBack world(12, 2, 4, 4);
+  world.take_actions();
+  world.queue_updates();
+  world.forth();
+  for (const ChunkId chunk : world.back) {
+    Call& call = world.acquire({{chunk, device, reading}});
+    // Transfers end one at a time, so that what comes by the host is still on its way when it is wanted.
+    while (!call.granted()) {
+      ASSERT_FALSE(world.idle());
+      world.unreported_vacates() > 0 ? world.report_vacate() : world.finish();
+    }
+    world.release(call);
+  }
+  world.run();
+  const auto actions = world.take_actions();
+  for (const ChunkId chunk : world.back) {
+    const auto brought = std::count(actions.begin(), actions.end(), moves(chunk, host, device)) +
+                         std::count(actions.begin(), actions.end(), moves(chunk, nvme, device));
+    EXPECT_LE(brought, 3) << "chunk " << chunk << ": forth, back, and once more where a nearer one came late";
+  }
+}
+
+TEST(Prefetch, who_writes_what_a_fetch_ahead_of_need_reads_makes_that_urgent) {
+  World world(4, 3, 16, 1);
+  const auto chunks = world.chunks(6, nvme);
+  world.use(chunks[0], device, reading);
+  ASSERT_EQ(world.state(chunks[0], host), CopyState::absent);
+  world.announce({chunks[0]});
+  ASSERT_TRUE(world.run_until(
+      [&] { return world.has_in_flight(chunks[0], nvme, host) || world.has_in_flight(chunks[0], device, host); }));
+  world.take_urgent();
+  Call& call = world.acquire({{chunks[0], device, writing}});
+  EXPECT_TRUE(call.waiting());
+  const auto urgent = world.take_urgent();
+  ASSERT_EQ(urgent.size(), 1u);
+  EXPECT_EQ(urgent[0].to, host);
   world.run();
   EXPECT_TRUE(call.granted());
 }
