@@ -386,6 +386,7 @@ TEST_F(AccessStreamTest, a_failed_read_reaches_who_asked_with_path_and_offset) {
   const ChunkId chunk = add(world, nvme);
   const ChunkId other = add(world, host);
   write_at(world, chunk, device, 1);
+  write_at(world, other, host, 2);
   empty_device(world);
   world.engine.failing_reads = 2;
   for (const Tier tier : {device, host}) {
