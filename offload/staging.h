@@ -1,11 +1,10 @@
 /// A fixed set of host blocks in which device and NVMe meet, carved from the arena at the start and lent to
 /// one direction only: whoever holds a block gives it back without needing another.
 ///
-/// Thread-safe; never waits.
+/// Not thread-safe: guarded by the lock of whoever lends the blocks. Never waits.
 #pragma once
 
 #include <cstddef>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -22,7 +21,6 @@ class Staging {
 
   /// A block, or null where all are lent.
   std::byte* try_take() {
-    const std::lock_guard lock(mutex_);
     if (free_.empty()) {
       return nullptr;
     }
@@ -31,17 +29,13 @@ class Staging {
     return block;
   }
 
-  void give_back(std::byte* block) {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(block);
-  }
+  void give_back(std::byte* block) { free_.push_back(block); }
 
   std::span<std::byte* const> blocks() const noexcept { return all_; }
 
  private:
   HostArena& arena_;
   const std::vector<std::byte*> all_;
-  std::mutex mutex_;
   std::vector<std::byte*> free_;
 };
 

@@ -11,19 +11,15 @@
 /// that was started.
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <mutex>
+#include <utility>
 
 #include "offload/device.h"
 #include "offload/host_arena.h"
 #include "offload/io_engine.h"
 #include "offload/nvme_store.h"
-#include "offload/staging.h"
 #include "offload/transfer.h"
+#include "offload/transfer_board.h"
 
 namespace terrace {
 
@@ -32,8 +28,7 @@ class TransferService {
   /// Staging blocks for each direction between device and NVMe.
   static constexpr std::size_t staging_blocks_each_way = 4;
   static constexpr std::size_t staging_blocks = 2 * staging_blocks_each_way;
-  /// Bytes by link and kind.
-  using Moved = std::array<std::array<std::uint64_t, kind_count>, link_count>;
+  using Moved = TransferBoard::Moved;
 
   /// `store` and `engine` are null where there is no NVMe tier. All outlive the service. The staging blocks come from
   /// the arena, in whose budget the caller has counted them. Throws IoError if the engine cannot open its queues.
@@ -43,22 +38,16 @@ class TransferService {
   TransferService(const TransferService&) = delete;
   TransferService& operator=(const TransferService&) = delete;
 
-  TransferId start(TransferRequest request);
+  /// Throws LogicError where nothing would move, or no link goes there.
+  TransferId start(TransferRequest request) { return board_.start(std::move(request)); }
   /// Makes a transfer at least as urgent as `priority`. Nothing if it has ended.
-  void raise(TransferId id, TransferPriority priority);
+  void raise(TransferId id, TransferPriority priority) { board_.raise(id, priority); }
 
   /// Bytes of the transfers that have succeeded.
-  Moved moved() const;
+  Moved moved() const { return board_.moved(); }
 
  private:
-  struct Job;
-  struct Block;
-  class LinkQueue;
-  class CopyWorker;
-  class NvmeWorker;
-  struct Shared;
-
-  std::unique_ptr<Shared> shared_;
+  TransferBoard board_;
 };
 
 }  // namespace terrace

@@ -1,0 +1,93 @@
+#include "offload/copy_worker.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace terrace {
+namespace {
+
+/// Bytes that may be on a link at once: enough that it never idles, few enough that a demand is soon served.
+constexpr std::size_t bytes_in_flight = std::size_t{2} << 20U;
+constexpr std::size_t fewest_in_flight = 2;
+
+}  // namespace
+
+CopyWorker::CopyWorker(TransferBoard& board, Device& device, Link link)
+    : board_(board),
+      device_(device),
+      link_(link),
+      most_in_flight_(std::max(bytes_in_flight / board.block_bytes(), fewest_in_flight)),
+      thread_([this] { work(); }) {}
+
+void CopyWorker::work() {
+  TransferBoard::Lock lock = board_.lock();
+  for (;;) {
+    std::optional<TransferBlock> next;
+    if (copying_.size() < most_in_flight_) {
+      next = board_.pop(link_, lock);
+    }
+    if (!next && copying_.empty()) {
+      if (board_.stopping(lock)) {
+        return;
+      }
+      work_.wait(lock);
+      continue;
+    }
+    lock.unlock();
+    if (next) {
+      start(std::move(*next));
+    }
+    // The oldest is waited for only when no other can start.
+    if (!copying_.empty() && (!next || device_.reached(copying_.front().there))) {
+      finish_first();
+    }
+    lock.lock();
+  }
+}
+
+void CopyWorker::start(TransferBlock block) {
+  try {
+    if (!board_.begin(block)) {
+      board_.end(std::move(block), nullptr);
+      return;
+    }
+    const Fence there = copy(block);
+    copying_.push_back({std::move(block), there});
+  } catch (...) {
+    board_.end(std::move(block), std::current_exception());
+  }
+}
+
+Fence CopyWorker::copy(const TransferBlock& block) {
+  const TransferRequest& request = block.job->request;
+  if (request.fill && request.to == Tier::device) {
+    return device_.fill_zero(block.on_device(), block.bytes(), request.after);
+  }
+  if (request.fill) {
+    std::fill_n(block.on_host(), block.bytes(), std::byte{});
+    return {};
+  }
+  return link_ == Link::host_to_device
+             ? device_.copy_in(block.on_device(), block.on_host(), block.bytes(), request.after)
+             : device_.copy_out(block.on_host(), block.on_device(), block.bytes(), request.after);
+}
+
+void CopyWorker::finish_first() {
+  TransferBlock block = std::move(copying_.front().block);
+  const Fence there = copying_.front().there;
+  copying_.pop_front();
+  try {
+    device_.wait(there);
+  } catch (...) {
+    board_.end(std::move(block), std::current_exception());
+    return;
+  }
+  if (link_ == Link::device_to_host && block.job->route.second) {
+    board_.pass_on(std::move(block));
+  } else {
+    board_.end(std::move(block), nullptr);
+  }
+}
+
+}  // namespace terrace

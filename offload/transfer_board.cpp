@@ -1,0 +1,171 @@
+#include "offload/transfer_board.h"
+
+#include <string>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace terrace {
+
+TransferBoard::TransferBoard(HostArena& arena, std::size_t staging_blocks_each_way, TransferObserver* observer)
+    : block_bytes_(arena.granule_bytes()),
+      observer_(observer),
+      staging_in_(arena, staging_blocks_each_way),
+      staging_out_(arena, staging_blocks_each_way) {}
+
+TransferBoard::~TransferBoard() {
+  {
+    const Lock lock(mutex_);
+    stopping_ = true;
+  }
+  // All of them before any of them goes: the last thing that one does may be to wake another.
+  for (const auto& worker : workers_) {
+    if (worker) {
+      worker->wake();
+      worker->join();
+    }
+  }
+}
+
+TransferId TransferBoard::start(TransferRequest request) {
+  auto job = std::make_shared<TransferJob>();
+  job->request = std::move(request);
+  job->route = route_of(job->request);
+  job->block_bytes = block_bytes_;
+  const Route& route = job->route;
+  const auto has_worker = [&](Link link) { return workers_[index_of(link)] != nullptr; };
+  const auto blocks = static_cast<std::size_t>((job->request.bytes + block_bytes_ - 1) / block_bytes_);
+  if (blocks == 0 || (job->request.fill ? job->request.to == Tier::nvme : job->request.from == job->request.to) ||
+      !has_worker(route.first) || (route.second && !has_worker(*route.second))) {
+    throw LogicError("transfer: nothing can move from " + std::string(name_of(job->request.from)) + " to " +
+                     std::string(name_of(job->request.to)) + ", " + std::to_string(job->request.bytes) + " B");
+  }
+  job->blocks_left = blocks;
+  {
+    const Lock lock(mutex_);
+    job->id = static_cast<TransferId>(next_id_++);
+    jobs_.emplace(static_cast<std::uint64_t>(job->id), job);
+    for (std::size_t block = 0; block < blocks; ++block) {
+      queues_[index_of(route.first)].push({.job = job, .index = block});
+    }
+  }
+  wake(route.first);
+  return job->id;
+}
+
+void TransferBoard::raise(TransferId id, TransferPriority priority) {
+  const Lock lock(mutex_);
+  const auto found = jobs_.find(static_cast<std::uint64_t>(id));
+  if (found == jobs_.end() || found->second->request.priority <= priority) {
+    return;
+  }
+  const std::shared_ptr<TransferJob>& job = found->second;
+  const TransferPriority before = std::exchange(job->request.priority, priority);
+  queues_[index_of(job->route.first)].raise(job, before);
+  if (job->route.second) {
+    queues_[index_of(*job->route.second)].raise(job, before);
+  }
+}
+
+void TransferBoard::wait_until_idle() {
+  Lock lock(mutex_);
+  all_ended_.wait(lock, [&] { return jobs_.empty(); });
+}
+
+TransferBoard::Moved TransferBoard::moved() const {
+  Moved moved{};
+  for (std::size_t link = 0; link < link_count; ++link) {
+    for (std::size_t kind = 0; kind < kind_count; ++kind) {
+      moved[link][kind] = moved_[link][kind].load(std::memory_order_relaxed);
+    }
+  }
+  return moved;
+}
+
+bool TransferBoard::begin(const TransferBlock& block) {
+  TransferJob& job = *block.job;
+  {
+    const Lock lock(mutex_);
+    if (job.error) {
+      return false;
+    }
+    if (job.prepared) {
+      return true;
+    }
+    job.started_ns = monotonic_ns();
+  }
+  // Blocks begin on the thread of their first link, one after the other: the first of them readies the job. Those
+  // that are on the second link already have been through here.
+  job.places = job.request.prepare();
+  const Lock lock(mutex_);
+  job.prepared = true;
+  return true;
+}
+
+void TransferBoard::pass_on(TransferBlock block) {
+  const Link link = block.job->route.second.value();
+  {
+    const Lock lock(mutex_);
+    queues_[index_of(link)].push(std::move(block));
+  }
+  wake(link);
+}
+
+void TransferBoard::end(TransferBlock block, std::exception_ptr error) {
+  TransferJob& job = *block.job;
+  bool last = false;
+  {
+    const Lock lock(mutex_);
+    if (block.staging != nullptr) {
+      staging_of(job.route.first).give_back(block.staging);
+    }
+    if (error && !job.error) {
+      job.error = std::move(error);
+    }
+    last = --job.blocks_left == 0;
+  }
+  if (block.staging != nullptr) {
+    wake(job.route.first);
+  }
+  if (last) {
+    finish(job);
+  }
+}
+
+void TransferBoard::finish(TransferJob& job) {
+  const TransferRequest& request = job.request;
+  TransferPriority priority;
+  {
+    const Lock lock(mutex_);
+    priority = request.priority;
+  }
+  if (!job.error && !request.fill) {
+    const auto count = [&](Link link) {
+      moved_[index_of(link)][index_of(request.kind)].fetch_add(request.bytes, std::memory_order_relaxed);
+    };
+    count(job.route.first);
+    if (job.route.second) {
+      count(*job.route.second);
+    }
+  }
+  if (observer_ != nullptr) {
+    observer_->on_transfer({.from = request.from,
+                            .to = request.to,
+                            .fill = request.fill,
+                            .kind = request.kind,
+                            .bytes = request.bytes,
+                            .priority = priority,
+                            .queued_ns = job.queued_ns,
+                            .started_ns = job.started_ns,
+                            .ended_ns = monotonic_ns(),
+                            .failed = job.error != nullptr});
+  }
+  request.done(job.error);
+  const Lock lock(mutex_);
+  jobs_.erase(static_cast<std::uint64_t>(job.id));
+  if (jobs_.empty()) {
+    all_ended_.notify_all();
+  }
+}
+
+}  // namespace terrace

@@ -1,0 +1,103 @@
+/// What the workers of the transfer service share: who waits for which link, the staging blocks, and how far each
+/// transfer is.
+///
+/// Threads: each link has a worker with a thread of its own. All functions may be called from any of them, and
+/// `start`, `raise` and `wait_until_idle` from any thread at all. One mutex guards everything that changes; it is
+/// never held across a copy, I/O or a callback.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "offload/link_queue.h"
+#include "offload/staging.h"
+#include "offload/tier.h"
+#include "offload/transfer.h"
+#include "offload/transfer_job.h"
+
+namespace terrace {
+
+/// The thread of a link. Takes blocks from the board until it is told to stop and nothing is under way.
+class LinkWorker {
+ public:
+  virtual ~LinkWorker() = default;
+  /// There may be something to do. From any thread.
+  virtual void wake() noexcept = 0;
+  /// Waits for the thread's end.
+  virtual void join() = 0;
+};
+
+class TransferBoard {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+  /// Bytes by link and kind.
+  using Moved = std::array<std::array<std::uint64_t, kind_count>, link_count>;
+
+  TransferBoard(HostArena& arena, std::size_t staging_blocks_each_way, TransferObserver* observer);
+  /// Stops and joins the workers. Nothing may be under way any more.
+  ~TransferBoard();
+  TransferBoard(const TransferBoard&) = delete;
+  TransferBoard& operator=(const TransferBoard&) = delete;
+
+  /// Before the first transfer is started.
+  void set_worker(Link link, std::unique_ptr<LinkWorker> worker) { workers_[index_of(link)] = std::move(worker); }
+
+  TransferId start(TransferRequest request);
+  void raise(TransferId id, TransferPriority priority);
+  void wait_until_idle();
+  /// Bytes of the transfers that have succeeded.
+  Moved moved() const;
+
+  std::size_t block_bytes() const noexcept { return block_bytes_; }
+  /// The staging blocks of what passes the link.
+  std::span<std::byte* const> staging_blocks(Link link) { return staging_of(link).blocks(); }
+
+  // ---- For the workers
+
+  Lock lock() { return Lock(mutex_); }
+  bool stopping(const Lock&) const noexcept { return stopping_; }
+  /// The most urgent block that can start on the link.
+  std::optional<TransferBlock> pop(Link link, const Lock&) { return queues_[index_of(link)].pop(staging_of(link)); }
+  /// Readies the transfer on the first of its blocks; false where the block has nothing to do because its transfer has
+  /// failed. Throws what `prepare` throws.
+  bool begin(const TransferBlock& block);
+  /// The block waits for its second link.
+  void pass_on(TransferBlock block);
+  /// The block has come to rest, or failed.
+  void end(TransferBlock block, std::exception_ptr error);
+
+ private:
+  Staging& staging_of(Link link) {
+    const bool inwards = link == Link::nvme_to_host || link == Link::host_to_device;
+    return inwards ? staging_in_ : staging_out_;
+  }
+  void finish(TransferJob& job);
+  void wake(Link link) { workers_[index_of(link)]->wake(); }
+
+  const std::size_t block_bytes_;
+  TransferObserver* const observer_;
+
+  std::mutex mutex_;
+  Staging staging_in_;   // on the way from NVMe to the device
+  Staging staging_out_;  // on the way back
+  std::array<LinkQueue, link_count> queues_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<TransferJob>> jobs_;
+  std::uint64_t next_id_ = 1;
+  std::condition_variable all_ended_;
+  bool stopping_ = false;
+
+  std::array<std::array<std::atomic<std::uint64_t>, kind_count>, link_count> moved_{};
+  std::array<std::unique_ptr<LinkWorker>, link_count> workers_;
+};
+
+}  // namespace terrace

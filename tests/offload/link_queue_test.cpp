@@ -1,0 +1,87 @@
+#include "offload/link_queue.h"
+
+#include <memory>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace terrace {
+namespace {
+
+using enum TransferPriority;
+
+/// Two staging blocks; jobs are named by a letter.
+class LinkQueueTest : public testing::Test {
+ protected:
+  std::shared_ptr<TransferJob> job(char name, TransferPriority priority, Tier to = Tier::host) {
+    auto job = std::make_shared<TransferJob>();
+    job->id = static_cast<TransferId>(next_id_++);
+    job->request.from = Tier::nvme;
+    job->request.to = to;
+    job->request.priority = priority;
+    job->request.bytes = static_cast<unsigned char>(name);
+    job->route = route_of(job->request);
+    return job;
+  }
+  std::shared_ptr<TransferJob> queue(char name, TransferPriority priority, Tier to = Tier::host,
+                                     std::size_t blocks = 2) {
+    std::shared_ptr<TransferJob> queued = job(name, priority, to);
+    for (std::size_t i = 0; i < blocks; ++i) queue_.push({.job = queued, .index = i});
+    return queued;
+  }
+  /// What starts now: a name and a block's index each; a star for staging.
+  std::string pop_all() {
+    std::string order;
+    while (const std::optional<TransferBlock> block = queue_.pop(staging_)) {
+      order += static_cast<char>(block->job->request.bytes);
+      order += std::to_string(block->index);
+      if (block->staging != nullptr) order += '*';
+    }
+    return order;
+  }
+
+  HostArena arena_{4096, 2};
+  Staging staging_{arena_, 2};
+  LinkQueue queue_;
+  std::uint64_t next_id_ = 1;
+};
+
+TEST_F(LinkQueueTest, gives_the_most_urgent_first_and_then_who_came_first) {
+  queue('a', write_back);
+  queue('b', early);
+  queue('c', demand);
+  queue('d', prefetch);
+  queue('e', demand);
+  EXPECT_EQ(pop_all(), "c0c1e0e1d0d1a0a1b0b1");
+}
+
+TEST_F(LinkQueueTest, lends_staging_to_the_most_urgent_and_lets_the_rest_pass_when_it_is_out) {
+  queue('a', prefetch, Tier::device);
+  queue('b', demand, Tier::device, 1);
+  queue('c', write_back);
+  EXPECT_EQ(pop_all(), "b0*a0*c0c1");
+  EXPECT_EQ(pop_all(), "") << "the rest waits for staging";
+}
+
+TEST_F(LinkQueueTest, a_raised_job_takes_all_of_its_waiting_blocks_along) {
+  queue('a', prefetch);
+  const std::shared_ptr<TransferJob> raised = queue('b', early, Tier::host, 3);
+  EXPECT_EQ(queue_.pop(staging_)->job->request.bytes, 'a');
+  raised->request.priority = demand;
+  queue_.raise(raised, early);
+  EXPECT_EQ(pop_all(), "b0b1b2a1");
+}
+
+TEST_F(LinkQueueTest, a_block_of_a_failed_transfer_needs_no_staging_to_end) {
+  queue('a', demand, Tier::device);
+  const std::shared_ptr<TransferJob> failed = queue('b', prefetch, Tier::device);
+  EXPECT_EQ(queue_.pop(staging_)->index, 0u);
+  EXPECT_EQ(queue_.pop(staging_)->index, 1u);
+  failed->error = std::make_exception_ptr(IoError("the drive is gone"));
+  EXPECT_EQ(pop_all(), "b0b1");
+}
+
+}  // namespace
+}  // namespace terrace

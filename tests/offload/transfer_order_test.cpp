@@ -1,0 +1,161 @@
+/// Which transfer goes first on a link, and what it comes after.
+#include <algorithm>
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+#include "offload/emulated_computation.h"
+#include "tests/offload/transfer_world.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::size_t operations_at_once = 64;  ///< that the service gives to an engine each way, of small blocks
+
+/// Holds the thread of a link in a `prepare` until it is opened.
+class Gate {
+ public:
+  void pass() {
+    entered_.set_value();
+    opened_.get_future().wait();
+  }
+  void wait_until_entered() { entered_.get_future().wait(); }
+  void open() { opened_.set_value(); }
+
+ private:
+  std::promise<void> entered_, opened_;
+};
+
+/// Extents by the order in which their writes began; `fill_drive` returns when no more writes can begin until some are
+/// let through.
+class TransferOrderTest : public TransferServiceTest {
+ protected:
+  Outcome& fill_drive() {
+    engine_->before_write = [this](std::uint64_t offset) {
+      const std::lock_guard lock(order_mutex_);
+      offsets_.push_back(offset);
+      changed_.notify_all();
+    };
+    engine_->hold_writes();
+    Outcome& filling = start(object(operations_at_once * granule), host, nvme);
+    std::unique_lock lock(order_mutex_);
+    changed_.wait(lock, [&] { return offsets_.size() == operations_at_once; });
+    offsets_.clear();
+    return filling;
+  }
+  void release_drive() { engine_->let_through(1'000'000); }
+  std::string owner_of_writes(const std::vector<std::pair<char, const Object*>>& owners) {
+    const std::lock_guard lock(order_mutex_);
+    std::string order;
+    for (const std::uint64_t offset : offsets_) {
+      for (const auto& [name, object] : owners) {
+        for (const ExtentId extent : object->places.nvme) {
+          if (store_.describe(extent).ends_with("offset " + std::to_string(offset))) order += name;
+        }
+      }
+    }
+    return order;
+  }
+
+  std::mutex order_mutex_;
+  std::condition_variable changed_;
+  std::vector<std::uint64_t> offsets_;
+};
+
+INSTANTIATE_TEST_SUITE_P(On, TransferOrderTest, testing::Values("threads", "io_uring"), named_by_engine);
+
+TEST_P(TransferOrderTest, on_the_drive_the_most_urgent_goes_first_whenever_it_came) {
+  fill_drive();
+  Object &a = object(3 * granule), &b = object(3 * granule), &c = object(3 * granule), &d = object(3 * granule);
+  std::vector<Outcome*> outcomes{&start(a, host, nvme, write_back), &start(b, host, nvme, prefetch),
+                                 &start(c, host, nvme, write_back), &start(d, host, nvme, demand)};
+  release_drive();
+  for (Outcome* outcome : outcomes) outcome->wait();
+  EXPECT_EQ(owner_of_writes({{'a', &a}, {'b', &b}, {'c', &c}, {'d', &d}}), "dddbbbaaaccc");
+}
+
+TEST_P(TransferOrderTest, a_raised_transfer_overtakes) {
+  Outcome& filling = fill_drive();
+  Object &a = object(3 * granule), &b = object(3 * granule), &c = object(3 * granule);
+  TransferId raised{};
+  std::vector<Outcome*> outcomes{&filling, &start(a, host, nvme, prefetch), &start(b, host, nvme, prefetch),
+                                 &start(request(c, host, nvme, write_back), &raised)};
+  service_->raise(raised, demand);
+  service_->raise(raised, write_back);  // which lowers nothing
+  release_drive();
+  for (Outcome* outcome : outcomes) outcome->wait();
+  EXPECT_EQ(owner_of_writes({{'a', &a}, {'b', &b}, {'c', &c}}), "cccaaabbb");
+  service_->raise(raised, demand);  // it has ended
+  const std::vector<TransferRecord> records = recorder_.records();
+  EXPECT_EQ(std::count_if(records.begin(), records.end(), [](const auto& each) { return each.priority == demand; }), 2)
+      << "it and what filled the drive";
+}
+
+TEST_P(TransferOrderTest, on_the_way_to_the_device_the_most_urgent_goes_first) {
+  Gate gate;
+  TransferRequest first = request(object(granule), host, device);
+  first.prepare = [&, places = objects_.back().places] {
+    gate.pass();
+    return places;
+  };
+  start(std::move(first));
+  gate.wait_until_entered();
+  std::string order;
+  const auto named = [&](char name, TransferPriority priority) {
+    TransferRequest each = request(object(3 * granule), host, device, priority);
+    each.done = [&order, name](const std::exception_ptr&) { order += name; };  // all on the thread of the link
+    return each;
+  };
+  TransferId raised{};
+  std::vector<Outcome*> outcomes{&start(named('a', write_back)), &start(named('b', prefetch)),
+                                 &start(named('c', demand)), &start(named('d', prefetch), &raised)};
+  service_->raise(raised, demand);
+  gate.open();
+  for (Outcome* outcome : outcomes) outcome->wait();
+  EXPECT_EQ(order, "cdba");
+}
+
+TEST_P(TransferOrderTest, what_has_to_come_after_computation_ends_after_it) {
+  for (const auto& [from, to] : routes) {
+    if (from != device && to != device) continue;
+    Object& each = object(many_bytes);
+    put(each, from, 3);
+    EmulatedComputation::of_this_process().queue(0.03);
+    TransferRequest after = request(each, from, to);
+    after.after = device_.computation();
+    const std::int64_t ends_ns = EmulatedComputation::of_this_process().ends_ns();
+    start(std::move(after)).wait();
+    EXPECT_GE(monotonic_ns(), ends_ns) << name_of(from) << " to " << name_of(to);
+    EXPECT_EQ(get(each, to), pattern(3, many_bytes));
+  }
+}
+
+TEST_P(TransferOrderTest, what_needs_no_staging_passes_what_waits_for_it) {
+  Gate gate;
+  TransferRequest blocking = request(object(granule), host, device);
+  blocking.prepare = [&, places = objects_.back().places] {
+    gate.pass();
+    return places;
+  };
+  Object &staged = object(many_bytes), &direct = object(many_bytes);
+  put(staged, nvme, 1);
+  put(direct, nvme, 2);
+  start(std::move(blocking));
+  gate.wait_until_entered();
+  Outcome& waiting = start(staged, nvme, device, demand);
+  start(direct, nvme, host, write_back).wait();
+  EXPECT_EQ(waiting.times_done(), 0);
+  gate.open();
+  waiting.wait();
+  EXPECT_EQ(get(staged, device), pattern(1, many_bytes));
+  EXPECT_EQ(get(direct, host), pattern(2, many_bytes));
+}
+
+}  // namespace
+}  // namespace terrace
