@@ -28,16 +28,14 @@ void Policy::announce(std::vector<ChunkId> chunks) {
 }
 
 void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
-  Lane& lane = lanes_[index_of(Tier::device)];
   for (const ChunkId chunk : chunks) {
     chunks_.at(chunk).update_queued = queued;
-    if (!queued && lane.forecast.schedule() != nullptr) {
-      lane.planned = std::min(lane.planned,
-                              lane.forecast.schedule()->next_use(chunk, lane.forecast.cursor()).value_or(lane.planned));
+    if (!queued) {
+      plan_again(chunk, Tier::device);
     }
   }
   if (!queued) {
-    lane.ahead_is_full = false;
+    lanes_[index_of(Tier::device)].ahead_is_full = false;
     advance();
   }
 }
