@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <ostream>
 #include <set>
 #include <span>
 #include <string>
@@ -45,6 +46,10 @@ struct Setting {
   std::int64_t prefetch = 0;
   bool background = false;  ///< updates may run beside the program, so that operations come in no fixed order
 };
+
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << setting.on_nvme << "_" << setting.engine << "_" << setting.update;
+}
 
 struct Trouble {
   Fault fault;
@@ -482,7 +487,7 @@ std::vector<Setting> settings() {
 }
 
 std::string name_of_setting(const ::testing::TestParamInfo<Setting>& setting) {
-  return std::string(setting.param.on_nvme) + "_" + setting.param.engine + "_" + setting.param.update;
+  return ::testing::PrintToString(setting.param);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <optional>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,6 +31,11 @@ struct Way {
   const char* update;
   bool uses_nvme;
 };
+
+void PrintTo(const Way& way, std::ostream* out) {
+  *out << departure_names[static_cast<std::size_t>(way.departure)] << "_" << way.update
+       << (way.uses_nvme ? "_nvme" : "_host");
+}
 
 SmallGptShape shape() {
   SmallGptShape shape;
@@ -171,10 +177,8 @@ std::uint64_t median_from(const std::vector<std::uint64_t>& fetches, int first_s
 
 }  // namespace
 
-INSTANTIATE_TEST_SUITE_P(Ways, OffSchedule, ::testing::ValuesIn(ways()), [](const auto& way) {
-  return std::string(departure_names[static_cast<std::size_t>(way.param.departure)]) + "_" + way.param.update +
-         (way.param.uses_nvme ? "_nvme" : "_host");
-});
+INSTANTIATE_TEST_SUITE_P(Ways, OffSchedule, ::testing::ValuesIn(ways()),
+                         [](const auto& way) { return ::testing::PrintToString(way.param); });
 
 TEST_P(OffSchedule, keeps_the_bits_and_finds_back) {
   const Way way = GetParam();
