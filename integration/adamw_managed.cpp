@@ -12,6 +12,25 @@
 namespace terrace {
 namespace {
 
+/// A gradient until its update has read it. Residency hears of its end at once: dead bytes need not move.
+class HeldGradient {
+ public:
+  HeldGradient(at::Tensor gradient, const std::shared_ptr<SessionState>& state)
+      : gradient_(std::move(gradient)), state_(state) {}
+  ~HeldGradient() {
+    gradient_.reset();
+    if (const std::shared_ptr<SessionState> state = state_.lock()) {
+      state->notice_dead_storages();
+    }
+  }
+  HeldGradient(const HeldGradient&) = delete;
+  HeldGradient& operator=(const HeldGradient&) = delete;
+
+ private:
+  at::Tensor gradient_;
+  const std::weak_ptr<SessionState> state_;
+};
+
 class Managed final : public AdamWBackend {
  public:
   Managed(const std::shared_ptr<SessionState>& state, const AdamW::Groups& groups, bool joins_all)
@@ -48,7 +67,7 @@ class Managed final : public AdamWBackend {
           continue;
         }
         ManagedParameter& parameter = managed(*state, tensors[i], group, i);
-        auto gradient = std::make_shared<const at::Tensor>(state->gradients().for_update(parameter));
+        auto gradient = std::make_shared<const HeldGradient>(state->gradients().for_update(parameter), state);
         job.segments.push_back({.chunks = state->chunk_sets()[parameter.chunk_set],
                                 .element_offset = parameter.element_offset,
                                 .elements = parameter.elements,

@@ -200,14 +200,13 @@ void Gradients::make_ordinary(ManagedStorage& storage) {
 }
 
 void Gradients::on_storage_death(const ManagedStorage& storage) {
-  {
-    const std::scoped_lock lock(registry_->mutex);
-    const auto found = alive_.find(storage.chunk());
-    if (found == alive_.end() || --found->second > 0) {
-      return;
-    }
-    alive_.erase(found);
+  // Until the chunk is discarded nobody may make another gradient in it: those bytes would be lost.
+  const std::scoped_lock lock(registry_->mutex);
+  const auto found = alive_.find(storage.chunk());
+  if (found == alive_.end() || --found->second > 0) {
+    return;
   }
+  alive_.erase(found);
   stream_.discard(storage.chunk());
 }
 

@@ -34,7 +34,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// itself copied there. To be kept until the update is done. The gradient must be defined.
   at::Tensor for_update(ManagedParameter& parameter);
 
-  /// A managed storage died. Others than gradients are ignored.
+  /// A managed storage died. Others than gradients are ignored. Any thread.
   void on_storage_death(const ManagedStorage& storage);
 
   /// Gives a managed storage ordinary memory with its bytes. Nothing if it has died.

@@ -49,7 +49,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Queues an update, or runs it at once where the configuration says so, and ends the step.
   UpdateTicket update(UpdateJob job);
 
-  /// Tells residency of storages that died since the last call.
+  /// Tells residency of storages that died since the last call. Any thread.
   void notice_dead_storages();
 
   std::exception_ptr last_error() const;

@@ -2,6 +2,7 @@
 #include "memory/policy.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -110,6 +111,9 @@ void Policy::transfer_done(const Transfer& transfer) {
     plan_again(transfer.chunk, Tier::device);
   }
   drop_if_dead(transfer.chunk);
+  if (transfer.to == Tier::host && std::exchange(chunk.passes_host, false) && can_leave(transfer.chunk, Tier::host)) {
+    evict(transfer.chunk, Tier::host, TransferPriority::write_back);
+  }
   advance();
 }
 
@@ -127,6 +131,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
     }
   }
   chunk.step(transfer.to, CopyStep::failed);
+  chunk.passes_host = false;
   chunk.at(transfer.to).ahead_of_need = false;
   --in_flight_;
   if (is_ahead_of_need(transfer)) {

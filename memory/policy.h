@@ -15,9 +15,9 @@
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
 /// announced, then what the device will be brought from there until the pass ends, then what was announced again. Ahead
 /// of the cursor, chunks are brought into free room and into that of copies with a later use, so that what is fetched
-/// ahead never displaces what is needed sooner. Dirty copies on the device without a further use in the pass are
-/// written home at once, so that they can be dropped when their room is needed; on the host they stay, so that the
-/// drive reads what is needed first and writes when it would be idle.
+/// ahead never displaces what is needed sooner. Dirty copies on the device without a further use in the pass leave it
+/// at once, so that they can be dropped when their room is needed: to a home on the host, or to the host on their way
+/// to NVMe. There they stay until their room is needed, so that what is needed first need not be written and read.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home. A write supersedes all other copies. A
 /// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -133,6 +133,7 @@ class Policy {
 
  private:
   enum class Progress : std::uint8_t { done, blocked };
+  enum class Room : std::uint8_t { there, coming, none };
 
   /// Who wants something on one tier, and what is known to be wanted there next.
   struct Lane {
@@ -192,7 +193,7 @@ class Policy {
   bool comes_by_host(ChunkId id) const;
   /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`, one at a
   /// time.
-  bool make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance);
+  Room make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance);
   /// What is planned next found no room: has room made for some of what follows it too.
   void free_more_ahead(Tier tier, std::size_t end);
   /// Whether nothing stands in the way of bringing the chunk to the tier, and it is not there or on its way.
@@ -203,8 +204,15 @@ class Policy {
   /// their way to the host first.
   std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
-  /// Writes the copy on the device home if it is dirty and not used again in this pass.
-  void clean_if_done_with(ChunkId id, Tier tier);
+  /// Whether the copy on the device is the only one, and the program has no further use of it in this pass.
+  bool is_done_with(ChunkId id) const;
+  /// Has such a copy leave a second one, so that its room can be given up at once when it is wanted: at home, or where
+  /// that is NVMe on the host, if there is room that nothing sooner needs.
+  void clean_if_done_with(ChunkId id);
+  void clean_by_host();
+  /// Room that is free or on its way to be.
+  Room room_now(std::uint64_t bytes, Tier tier) const;
+  void send_home(ChunkId id);
   /// How far away the next use of the copy is, in units that can be compared on its tier.
   std::uint64_t distance_of(ChunkId id, Tier tier) const;
   /// How far away that position of the tier's forecast is, in the same.
@@ -218,6 +226,8 @@ class Policy {
   void wait_for_room(Request& request, Tier tier);
   std::uint64_t shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const;
   std::optional<ChunkId> victim(Tier tier) const;
+  /// Whether the copy can be evicted now.
+  bool can_leave(ChunkId id, Tier tier) const;
   void vacate(ChunkId id, Tier tier);
   void drop_if_dead(ChunkId id);
 
@@ -240,6 +250,7 @@ class Policy {
   std::deque<Vacate> vacates_;
   std::deque<Transfer> transfers_;
   std::deque<Transfer> urgent_;
+  std::deque<ChunkId> done_with_;  ///< chunks at home on NVMe, of which the device has had its last use in this pass
   std::array<std::uint64_t, tier_count> chunk_bytes_{};  ///< chunks' share of each budget
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
   std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported

@@ -128,7 +128,7 @@ void Policy::fill_ahead() {
 
 bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance) {
   if (chunks_[id].at(tier).state == CopyState::absent &&
-      !(make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position, distance) &&
+      !(make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position, distance) == Room::there &&
         try_take_room(id, tier))) {
     return false;
   }
@@ -183,10 +183,18 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
       room += chunks_[id].info().room_bytes[index_of(tier)];
     }
   }
+  // What is announced again comes from the device, by the end of this pass.
+  for (std::size_t at = 0; tier == Tier::host && at + schedule.size() < position; ++at) {
+    const Residency& chunk = chunks_[schedule[at].chunk];
+    if (chunk.at(Tier::host).state == CopyState::absent && !chunk.at(Tier::nvme).readable() &&
+        schedule.next_use(schedule[at].chunk, 0) == at) {
+      room += chunk.info().room_bytes[index_of(tier)];
+    }
+  }
   return room;
 }
 
-bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance) {
+Policy::Room Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance) {
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
   const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
@@ -198,29 +206,83 @@ bool Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position
   };
   while (!fits(chunk_bytes_[at])) {
     if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at])) {
-      return false;  // it comes
+      return Room::coming;
     }
     const std::optional<ChunkId> other = victim(tier);
     if (!other || distance_of(*other, tier) <= distance) {
-      return false;
+      return Room::none;
     }
     evict(*other, tier, TransferPriority::write_back);
   }
-  return true;
+  return Room::there;
 }
 
-void Policy::clean_if_done_with(ChunkId id, Tier tier) {
-  Residency& chunk = chunks_[id];
-  const Residency::Copy& copy = chunk.at(tier);
+bool Policy::is_done_with(ChunkId id) const {
+  const Residency& chunk = chunks_[id];
+  const Residency::Copy& copy = chunk.at(Tier::device);
   const Residency::Copy& home = chunk.at(chunk.info().home);
-  const Forecast& forecast = lanes_[index_of(tier)].forecast;
-  if (tier == Tier::device && prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
-      chunk.info().home != tier && home.state == CopyState::reserved && !chunk.is_spare(tier) &&
-      home.failed_writes == 0 && !chunk.discard_when_idle && forecast.schedule() != nullptr &&
-      !forecast.used_again(id)) {
-    start_transfer(
-        {.chunk = id, .fill = false, .from = tier, .to = chunk.info().home, .priority = TransferPriority::write_back});
+  const Forecast& forecast = lanes_[index_of(Tier::device)].forecast;
+  return prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
+         chunk.info().home != Tier::device && home.state == CopyState::reserved && home.failed_writes == 0 &&
+         !chunk.is_spare(Tier::device) && !chunk.discard_when_idle &&
+         (chunk.info().home == Tier::host || chunk.at(Tier::host).state == CopyState::absent) &&
+         forecast.schedule() != nullptr && !forecast.used_again(id);
+}
+
+void Policy::clean_if_done_with(ChunkId id) {
+  if (!is_done_with(id)) {
+    return;
   }
+  if (chunks_[id].info().home == Tier::nvme) {
+    done_with_.push_back(id);
+  } else {
+    send_home(id);
+  }
+}
+
+void Policy::send_home(ChunkId id) {
+  start_transfer({.chunk = id,
+                  .fill = false,
+                  .from = Tier::device,
+                  .to = chunks_[id].info().home,
+                  .priority = TransferPriority::write_back});
+}
+
+void Policy::clean_by_host() {
+  for (; !done_with_.empty(); done_with_.pop_front()) {
+    const ChunkId id = done_with_.front();
+    if (!is_done_with(id)) {
+      continue;
+    }
+    const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
+    const auto use = lanes_[index_of(Tier::host)].forecast.next_use(id);
+    Room room = use ? make_room_ahead(room_bytes, Tier::host, *use, distance_of(id, Tier::host)) : Room::none;
+    const bool stays = room != Room::none;
+    if (!stays) {
+      room = room_now(room_bytes, Tier::host);
+    }
+    if (room == Room::coming) {
+      return;
+    }
+    if (room == Room::there && try_take_room(id, Tier::host)) {
+      chunks_[id].at(Tier::host).ahead_of_need = true;
+      chunks_[id].passes_host = !stays;
+      start_arrival(id, Tier::host, TransferPriority::write_back);
+    } else {
+      send_home(id);
+    }
+  }
+}
+
+Policy::Room Policy::room_now(std::uint64_t bytes, Tier tier) const {
+  const std::size_t at = index_of(tier);
+  if (lanes_[at].short_of_room) {
+    return Room::none;
+  }
+  const std::uint64_t free = budgets_[at]->capacity() - budgets_[at]->used();
+  return free >= bytes                                              ? Room::there
+         : free + vacating_bytes_[at] + leaving_bytes_[at] >= bytes ? Room::coming
+                                                                    : Room::none;
 }
 
 }  // namespace terrace

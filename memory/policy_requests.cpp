@@ -75,6 +75,7 @@ void Policy::advance() {
     serve(lane);
   }
   if (prefetch_depth_ > 0 && !failure_) {
+    clean_by_host();
     fill_ahead();
     look_ahead(Tier::device);
     look_ahead(Tier::host);
@@ -261,7 +262,9 @@ void Policy::unpin(const Access& access) {
   copy.last_use = ++clock_;
   lanes_[index_of(access.tier)].ahead_is_full = false;
   drop_if_dead(access.chunk);
-  clean_if_done_with(access.chunk, access.tier);
+  if (access.tier == Tier::device) {
+    clean_if_done_with(access.chunk);
+  }
 }
 
 }  // namespace terrace

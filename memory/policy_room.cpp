@@ -91,14 +91,8 @@ std::optional<ChunkId> Policy::victim(Tier tier) const {
   std::uint64_t furthest = 0;
   bool found_clean = false;
   for (const ChunkId id : guests_[index_of(tier)]) {
-    const Residency& chunk = chunks_[id];
-    const Residency::Copy& copy = chunk.at(tier);
-    if (copy.state != CopyState::valid || copy.pins > 0 || copy.outgoing > 0) {
-      continue;
-    }
-    const bool clean = chunk.is_spare(tier);
-    // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
-    if (!clean && chunk.at(chunk.info().home).state == CopyState::arriving) {
+    const bool clean = chunks_[id].is_spare(tier);
+    if (!can_leave(id, tier)) {
       continue;
     }
     const std::uint64_t away = distance_of(id, tier);
@@ -115,6 +109,14 @@ std::optional<ChunkId> Policy::victim(Tier tier) const {
     }
   }
   return found;
+}
+
+bool Policy::can_leave(ChunkId id, Tier tier) const {
+  const Residency& chunk = chunks_[id];
+  const Residency::Copy& copy = chunk.at(tier);
+  // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
+  return copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing == 0 && chunk.info().home != tier &&
+         (chunk.is_spare(tier) || chunk.at(chunk.info().home).state != CopyState::arriving);
 }
 
 std::uint64_t Policy::distance_of(ChunkId id, Tier tier) const {

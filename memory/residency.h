@@ -71,6 +71,8 @@ class Residency {
 
   /// An update of the chunk is queued: its bytes are about to be superseded.
   bool update_queued = false;
+  /// It is on its way from the device to NVMe and leaves the host as soon as it is there.
+  bool passes_host = false;
   /// The bytes are dead once nobody uses them: see Policy::discard.
   bool discard_when_idle = false;
 

@@ -121,12 +121,14 @@ void QueuedUpdate::find_norm() {
 }
 
 void QueuedUpdate::update(std::size_t at) {
-  const Item& item = items_[at];
+  Item& item = items_[at];
   const Pin pin = stream_.acquire(item.accesses, AccessOrigin::prior_work);
   for (const auto& [position, segment] : item.segments) {
     const AdamWStep step(segment.options, segment.step, scale_);
     item.chunks.master ? update_bf16(pin, segment, step) : update_fp32(pin, segment, step);
   }
+  // While it is pinned: a gradient that dies with this is not evicted first.
+  item.segments.clear();
 }
 
 }  // namespace terrace

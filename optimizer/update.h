@@ -53,10 +53,9 @@ class QueuedUpdate {
   /// Reads all gradients. Before any update, where gradients are clipped. Throws what AccessStream::acquire throws.
   void find_norm();
   std::optional<double> norm() const noexcept { return norm_; }
-  /// Throws what AccessStream::acquire throws; nothing of the set has changed then.
+  /// Updates the set and lets go of its gradients. Throws what AccessStream::acquire throws; nothing of the set has
+  /// changed then.
   void update(std::size_t item);
-  /// Lets go of the set's gradients.
-  void drop(std::size_t item) { items_[item].segments.clear(); }
 
  private:
   struct Item {

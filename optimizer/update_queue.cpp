@@ -143,10 +143,7 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock) {
     }
     states_[item] = State::running;
     try {
-      run_alone(lock, [&] {
-        job_->update(item);
-        job_->drop(item);
-      });
+      run_alone(lock, [&] { job_->update(item); });
     } catch (...) {
       states_[item] = State::queued;
       throw;

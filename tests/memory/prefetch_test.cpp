@@ -367,6 +367,75 @@ TEST(Eviction, what_the_pass_writes_several_times_in_a_row_is_written_home_after
   expect_written_home_after_the_last_write({writing, writing, writing, reading});
 }
 
+/// Gradients at home on NVMe, updated on the host in order, and made on the device in the opposite one.
+struct Backward : World {
+  Backward(int count, std::uint64_t host_mib) : World(4, host_mib, 16, 4) {
+    gradients = chunks(count, nvme);
+    for (const ChunkId gradient : gradients) discard(gradient);
+    run();
+    announce(gradients);
+    std::vector<Access> accesses;
+    for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
+      accesses.push_back({*gradient, device, writing});
+    }
+    learn(accesses);
+    run();
+    pass_updates();
+    take_actions();
+    pass(accesses);
+    run();
+  }
+  /// The update reads the gradients on the host; then they are dead.
+  void pass_updates() {
+    for (const ChunkId gradient : gradients) {
+      use(gradient, host, reading);
+      discard(gradient);
+      run();
+    }
+  }
+
+  std::vector<ChunkId> gradients;
+};
+
+TEST(Eviction, what_the_update_needs_stays_on_the_host_instead_of_going_home_to_nvme) {
+  Backward world(3, 4);
+  const auto actions = world.take_actions();
+  for (const ChunkId gradient : world.gradients) {
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    EXPECT_EQ(world.state(gradient, host), CopyState::valid);
+    EXPECT_EQ(world.state(gradient, nvme), CopyState::reserved);
+  }
+  world.pass_updates();
+  EXPECT_EQ(world.policy().demand_fetches(), 0u);
+}
+
+TEST(Eviction, what_the_update_needs_last_passes_the_host_on_its_way_to_nvme) {
+  Backward world(5, 2);
+  const auto actions = world.take_actions();
+  for (int i = 0; i < 5; ++i) {
+    const ChunkId gradient = world.gradients[i];
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host))) << i;
+    EXPECT_EQ(world.state(gradient, host), i < 2 ? CopyState::valid : CopyState::absent) << i;
+    EXPECT_EQ(world.state(gradient, nvme), i < 2 ? CopyState::reserved : CopyState::valid) << i;
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, nvme, host)))) << i << " is brought back too early";
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, device, nvme)))) << i;
+  }
+}
+
+TEST(Eviction, a_chunk_that_fails_to_reach_the_host_on_its_way_to_nvme_stays_where_it_is) {
+  Backward world(3, 4);
+  world.pass_updates();
+  world.step_mark();
+  Call& call = world.acquire({{world.gradients[2], device, writing}});
+  world.run();
+  world.release(call);
+  ASSERT_TRUE(world.has_in_flight(world.gradients[2], device, host));
+  world.fail();
+  EXPECT_EQ(world.state(world.gradients[2], device), CopyState::valid);
+  EXPECT_EQ(world.state(world.gradients[2], host), CopyState::absent);
+  world.use(world.gradients[2], host, reading);
+}
+
 /// Chunks that rest on NVMe, are updated on the host and then used on the device forth and back.
 struct ForthAndBack : World {
   ForthAndBack(int count, std::uint64_t device_mib, std::uint64_t host_mib, std::size_t prefetch_depth)
