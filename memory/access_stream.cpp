@@ -46,24 +46,25 @@ ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t by
   return request.chunk;
 }
 
-Pin AccessStream::acquire(std::span<const Access> accesses, AccessOrigin origin) {
-  if (origin == AccessOrigin::program) {
+Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin) {
+  if (origin != AccessOrigin::prior_work) {
     settle_prior_work(accesses);
   }
   Request request;
   request.accesses = accesses;
+  request.in_schedule = origin != AccessOrigin::beside_program;
   Pin pin;
   pin.held_.reserve(accesses.size());
   Lock lock(mutex_);
   ask(request, lock, origin);
-  for (const Access& access : accesses) {
+  for (const ChunkAccess& access : accesses) {
     pin.held_.emplace_back(access, &places_.place(access.chunk));
   }
   pin.stream_ = this;
   return pin;
 }
 
-void AccessStream::settle_prior_work(std::span<const Access> accesses) {
+void AccessStream::settle_prior_work(std::span<const ChunkAccess> accesses) {
   if (prior_work_ != nullptr) {
     prior_work_->before_access(accesses);
   }
@@ -106,6 +107,12 @@ void AccessStream::free(std::uint64_t bytes, Kind kind, Tier tier) noexcept {
 void AccessStream::discard(ChunkId chunk) {
   const Lock lock(mutex_);
   policy_.discard(chunk);
+  carry_out(lock);
+}
+
+void AccessStream::remove_chunk(ChunkId chunk) {
+  const Lock lock(mutex_);
+  policy_.remove(chunk);
   carry_out(lock);
 }
 
@@ -154,7 +161,7 @@ void AccessStream::guarded(Event&& event) noexcept {
 void AccessStream::release(const Pin& pin) noexcept {
   const Lock lock(mutex_);
   guarded([&] {
-    std::vector<Access> accesses;
+    std::vector<ChunkAccess> accesses;
     accesses.reserve(pin.held_.size());
     for (const auto& [access, place] : pin.held_) {
       accesses.push_back(access);
@@ -177,7 +184,7 @@ void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
   if (request.verdict == Request::Verdict::waiting) {
     const Stopwatch stopwatch;
     changed_.wait(lock, [&] { return request.verdict != Request::Verdict::waiting; });
-    if (origin == AccessOrigin::program) {
+    if (origin != AccessOrigin::prior_work) {
       stalled_ns_.fetch_add(stopwatch.elapsed_ns(), std::memory_order_relaxed);
     }
   }

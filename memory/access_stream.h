@@ -31,11 +31,11 @@ class PriorWork {
   virtual ~PriorWork() = default;
   /// Called by a thread that is about to use the chunks, under no lock: returns when nothing is owed to them. What it
   /// throws is what the access throws.
-  virtual void before_access(std::span<const Access> accesses) = 0;
+  virtual void before_access(std::span<const ChunkAccess> accesses) = 0;
 };
 
-/// Who asks: the program, or prior work itself.
-enum class AccessOrigin : std::uint8_t { program, prior_work };
+/// Who asks: the program in its course, which is learned from; the program beside it, between two steps; or prior work.
+enum class AccessOrigin : std::uint8_t { program, beside_program, prior_work };
 
 /// Holds chunks where they are, for as long as this object lives. Movable; any thread may end it.
 class Pin {
@@ -59,7 +59,7 @@ class Pin {
   friend class AccessStream;
 
   AccessStream* stream_ = nullptr;
-  std::vector<std::pair<Access, const ChunkPlace*>> held_;
+  std::vector<std::pair<ChunkAccess, const ChunkPlace*>> held_;
 };
 
 class AccessStream {
@@ -84,12 +84,12 @@ class AccessStream {
   /// Waits until every operand is at its tier and pins it there. Throws OutOfMemory (nothing more can
   /// leave), IoError or CorruptData (its bytes could not be brought), LogicError (a chunk is wanted on a
   /// tier while it is held on another and would change).
-  Pin acquire(std::span<const Access> accesses, AccessOrigin origin = AccessOrigin::program);
+  Pin acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin = AccessOrigin::program);
 
   /// `work` is asked before every access of the program; null: nothing is owed. Not while another thread acquires.
   void set_prior_work(PriorWork* work) noexcept { prior_work_ = work; }
   /// Does what is owed to the chunks, as `acquire` would.
-  void settle_prior_work(std::span<const Access> accesses);
+  void settle_prior_work(std::span<const ChunkAccess> accesses);
 
   // What is known of the future: see Policy.
   void begin_pass(ScheduleBook::Key key);
@@ -102,6 +102,9 @@ class AccessStream {
 
   /// The chunk's bytes are dead: no transfer is spent on them. A write takes it back.
   void discard(ChunkId chunk);
+  /// The chunk is no more: its room is given up on every tier as soon as nobody uses it. Asking for it later throws
+  /// LogicError.
+  void remove_chunk(ChunkId chunk);
 
   /// Ends a step of the schedule and of the step peaks.
   void step_mark();

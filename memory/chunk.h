@@ -19,7 +19,7 @@ struct ChunkInfo {
   Kind kind = Kind::parameter;
   std::uint32_t index = 0;
   std::uint64_t bytes = 0;
-  /// Where the chunk rests. Its room there is never given up.
+  /// Where the chunk rests. Its room there is given up when it is removed.
   Tier home = Tier::host;
   /// What a copy takes from each tier's budget (bytes rounded up to the tier's granules).
   std::array<std::uint64_t, tier_count> room_bytes{};
@@ -30,13 +30,14 @@ inline std::string describe(const ChunkInfo& info) {
   return std::string(name_of(info.kind)) + " chunk " + std::to_string(info.index);
 }
 
-enum class AccessMode : std::uint8_t { read, write };
+/// What is done with bytes.
+enum class Access : std::uint8_t { read, write };
 
 /// One operand: the bytes of `chunk`, wanted at `tier`. `write` means that they may change there.
-struct Access {
+struct ChunkAccess {
   ChunkId chunk = 0;
   Tier tier = Tier::device;
-  AccessMode mode = AccessMode::read;
+  Access mode = Access::read;
 };
 
 /// One movement of a whole chunk. `fill` arrivals come from nowhere: a chunk that was never written, or

@@ -63,13 +63,17 @@ void Policy::submit(Request& request) {
   request.verdict = Request::Verdict::waiting;
   request.held.clear();
   const auto unknown = std::find_if(request.accesses.begin(), request.accesses.end(),
-                                    [&](const Access& access) { return access.chunk >= chunks_.size(); });
+                                    [&](const ChunkAccess& access) { return access.chunk >= chunks_.size(); });
+  const auto removed = std::find_if(request.accesses.begin(), unknown,
+                                    [&](const ChunkAccess& access) { return chunks_[access.chunk].removed; });
   if (failure_) {
     refuse(request, failure_);
   } else if (unknown != request.accesses.end()) {
     refuse(request,
            std::make_exception_ptr(LogicError("policy: chunk " + std::to_string(unknown->chunk) + " is wanted, of " +
                                               std::to_string(chunks_.size()) + " that are registered")));
+  } else if (removed != request.accesses.end()) {
+    refuse(request, removed_error(removed->chunk));
   } else if (request.accesses.empty() ? try_take_room(request) : grantable_now(request)) {
     grant(request);
     advance();
@@ -79,8 +83,8 @@ void Policy::submit(Request& request) {
   }
 }
 
-void Policy::release(std::span<const Access> accesses) {
-  for (const Access& access : accesses) {
+void Policy::release(std::span<const ChunkAccess> accesses) {
+  for (const ChunkAccess& access : accesses) {
     unpin(access);
   }
   advance();
@@ -141,7 +145,9 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
     vacate(transfer.chunk, transfer.to);
   }
   if (transfer.to == Tier::host) {
-    plan_again(transfer.chunk, Tier::device);  // which may have it from NVMe
+    // The device may have it from NVMe. To bring it here is not tried again before somebody needs it.
+    Lane& device = lanes_[index_of(Tier::device)];
+    device.planned = std::min(device.planned, device.forecast.next_use(transfer.chunk).value_or(device.planned));
   }
   if (!transfer.fill) {
     Residency::Copy& source = chunk.at(transfer.from);
@@ -174,6 +180,26 @@ void Policy::discard(ChunkId chunk) {
   chunks_.at(chunk).update_queued = false;
   drop_if_dead(chunk);
   advance();
+}
+
+void Policy::remove(ChunkId id) {
+  Residency& chunk = chunks_.at(id);
+  chunk.removed = true;
+  for (Lane& lane : lanes_) {
+    std::erase_if(lane.queue, [&](Request* request) {
+      const bool wants = std::any_of(request->accesses.begin(), request->accesses.end(),
+                                     [&](const ChunkAccess& access) { return access.chunk == id; });
+      if (wants) {
+        refuse(*request, removed_error(id));
+      }
+      return wants;
+    });
+  }
+  discard(id);
+}
+
+std::exception_ptr Policy::removed_error(ChunkId id) const {
+  return std::make_exception_ptr(LogicError(describe(chunks_[id].info()) + " is wanted and has been removed"));
 }
 
 void Policy::begin_pass(ScheduleBook::Key key) {
@@ -264,7 +290,7 @@ void Policy::start_transfer(const Transfer& transfer) {
 
 void Policy::supersede_others(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
-  chunk.discard_when_idle = false;
+  chunk.discard_when_idle = chunk.removed;
   chunk.update_queued = false;
   for (const Tier other : all_tiers) {
     if (other != tier && chunk.at(other).state == CopyState::valid) {
@@ -284,12 +310,11 @@ void Policy::drop_if_dead(ChunkId id) {
   }
   chunk.discard_when_idle = false;
   for (const Tier tier : all_tiers) {
-    if (chunk.at(tier).state == CopyState::valid) {
-      if (tier == chunk.info().home) {
-        chunk.step(tier, CopyStep::supersede);
-      } else {
-        vacate(id, tier);
-      }
+    const CopyState state = chunk.at(tier).state;
+    if (chunk.removed ? state != CopyState::absent : state == CopyState::valid && tier != chunk.info().home) {
+      vacate(id, tier);
+    } else if (state == CopyState::valid) {
+      chunk.step(tier, CopyStep::supersede);
     }
   }
 }
@@ -307,7 +332,8 @@ void Policy::check_invariants() const {
   std::array<std::uint64_t, tier_count> sending{};
   for (const Residency& chunk : chunks_) {
     const ChunkInfo& info = chunk.info();
-    require(chunk.at(info.home).state != CopyState::absent, "a chunk keeps its room at home");
+    require(chunk.at(info.home).state != CopyState::absent || (chunk.removed && !chunk.discard_when_idle),
+            "a chunk keeps its room at home");
     for (const Tier tier : all_tiers) {
       const Residency::Copy& copy = chunk.at(tier);
       const std::uint64_t room = info.room_bytes[index_of(tier)];

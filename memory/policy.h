@@ -19,8 +19,8 @@
 /// at once, so that they can be dropped when their room is needed: to a home on the host, or to the host on their way
 /// to NVMe. There they stay until their room is needed, so that what is needed first need not be written and read.
 ///
-/// Homes are inclusive: a copy higher up keeps the room at home. A write supersedes all other copies. A
-/// write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
+/// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all
+/// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
 /// refused with that error.
 ///
 /// Events and actions are in policy.cpp, who waits for what in policy_requests.cpp, room and eviction in
@@ -50,7 +50,8 @@ namespace terrace {
 struct Request {
   enum class Verdict : std::uint8_t { waiting, granted, refused };
 
-  std::span<const Access> accesses;
+  std::span<const ChunkAccess> accesses;
+  bool in_schedule = true;             ///< whether it is recorded, and what comes after it in the schedule is expected
   std::optional<ChunkInfo> new_chunk;  ///< to be registered, once there is room for it at home
   ChunkId chunk = 0;                   ///< its id, when granted
   std::uint64_t program_bytes = 0;
@@ -89,13 +90,16 @@ class Policy {
   /// Grants, queues or refuses `request`.
   void submit(Request& request);
   /// Ends the pins of a granted request.
-  void release(std::span<const Access> accesses);
+  void release(std::span<const ChunkAccess> accesses);
   void transfer_done(const Transfer& transfer);
   void transfer_failed(const Transfer& transfer, std::exception_ptr error);
   void vacated(const Vacate& vacate);
   /// The chunk's bytes are dead: its copies are dropped without a transfer as soon as nobody uses them.
   /// A write that comes first takes the word back.
   void discard(ChunkId chunk);
+  /// The chunk is no more: as soon as nobody uses it, its room is given up on every tier, at home too. Nobody may ask
+  /// for it again; its id is not given to another.
+  void remove(ChunkId chunk);
   /// A pass of the program begins, or goes on if its key is that of the pass that runs.
   void begin_pass(ScheduleBook::Key key);
   /// The program's step ends: the next pass is taken to be like the last.
@@ -150,6 +154,7 @@ class Policy {
            : request.new_chunk       ? request.new_chunk->home
                                      : request.program_tier;
   }
+  std::exception_ptr removed_error(ChunkId id) const;
   bool grantable_now(const Request& request) const;
   void grant(Request& request);
   void refuse(Request& request, std::exception_ptr error);
@@ -167,8 +172,8 @@ class Policy {
   /// Where to bring the chunk from; nothing where it has no bytes yet.
   std::optional<Tier> source_for(ChunkId id, Tier to) const;
   void start_transfer(const Transfer& transfer);
-  void pin(const Access& access);
-  void unpin(const Access& access);
+  void pin(const ChunkAccess& access);
+  void unpin(const ChunkAccess& access);
   void supersede_others(ChunkId id, Tier tier);
 
   /// Takes the room that a request without accesses is for, if it is free.

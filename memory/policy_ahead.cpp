@@ -141,7 +141,7 @@ bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint6
 bool Policy::can_come_ahead(ChunkId id, Tier tier) const {
   const Residency& chunk = chunks_[id];
   const CopyState state = chunk.at(tier).state;
-  return (state == CopyState::absent || state == CopyState::reserved) && !chunk.discard_when_idle &&
+  return (state == CopyState::absent || state == CopyState::reserved) && !chunk.removed && !chunk.discard_when_idle &&
          !chunk.changing_elsewhere(tier) && (tier != Tier::device || !(chunk.update_queued || comes_by_host(id)));
 }
 
@@ -178,7 +178,7 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
     const ChunkId id = schedule[at].chunk;
     const bool begins_as_zeros = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
     const bool comes = tier == Tier::device && comes_by_host(id);
-    if ((begins_as_zeros || comes) && chunks_[id].at(tier).state == CopyState::absent &&
+    if ((begins_as_zeros || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
     }

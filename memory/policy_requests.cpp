@@ -16,17 +16,16 @@ std::size_t Policy::waiting() const noexcept {
 }
 
 bool Policy::grantable_now(const Request& request) const {
-  return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const Access& access) {
+  return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const ChunkAccess& access) {
     const Residency& chunk = chunks_[access.chunk];
     if (chunk.at(access.tier).state != CopyState::valid) {
       return false;
     }
-    const auto conflicts = [&](const Access& other) {
+    const auto conflicts = [&](const ChunkAccess& other) {
       return other.chunk == access.chunk && other.tier != access.tier;
     };
-    return access.mode == AccessMode::read ||
-           (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier) &&
-            std::none_of(request.accesses.begin(), request.accesses.end(), conflicts));
+    return access.mode == Access::read || (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier) &&
+                                           std::none_of(request.accesses.begin(), request.accesses.end(), conflicts));
   });
 }
 
@@ -36,18 +35,20 @@ void Policy::grant(Request& request) {
     book_.note_program_bytes(device.take_program_peak());
   }
   for (std::size_t i = 0; i < request.accesses.size(); ++i) {
-    const Access& access = request.accesses[i];
+    const ChunkAccess& access = request.accesses[i];
     if (request.held.empty() || !request.held[i]) {
       pin(access);
     }
     chunks_[access.chunk].at(access.tier).ahead_of_need = false;
-    if (access.mode == AccessMode::write) {
+    if (access.mode == Access::write) {
       supersede_others(access.chunk, access.tier);
     }
-    if (access.tier == Tier::device) {
+    if (request.in_schedule && access.tier == Tier::device) {
       book_.record(access, device.used() - chunk_bytes_[index_of(Tier::device)]);
     }
-    lanes_[index_of(access.tier)].forecast.advance(access.chunk);
+    if (request.in_schedule) {
+      lanes_[index_of(access.tier)].forecast.advance(access.chunk);
+    }
     lanes_[index_of(access.tier)].ahead_is_full = false;
     if (chunks_[access.chunk].at(Tier::host).state == CopyState::valid) {
       lanes_[index_of(Tier::host)].ahead_is_full = false;  // that copy's next use is another now
@@ -159,9 +160,9 @@ Policy::Progress Policy::advance_accesses(Request& request) {
 }
 
 bool Policy::advance_access(Request& request, std::size_t position) {
-  const Access access = request.accesses[position];
+  const ChunkAccess access = request.accesses[position];
   Residency& chunk = chunks_.at(access.chunk);
-  const bool writes = access.mode == AccessMode::write;
+  const bool writes = access.mode == Access::write;
   // Bytes that are being changed elsewhere cannot be copied, and pinned copies cannot be superseded; waiting
   // for whoever holds the pin could be waiting for oneself.
   if (writes ? chunk.pinned_elsewhere(access.tier) : chunk.changing_elsewhere(access.tier)) {
@@ -221,7 +222,7 @@ std::uint64_t Policy::room_wanted_after(const Request& request, std::size_t posi
   const Tier tier = request.accesses[position].tier;
   std::vector<ChunkId> counted{request.accesses[position].chunk};
   std::uint64_t room = 0;
-  for (const Access& access : request.accesses.subspan(position + 1)) {
+  for (const ChunkAccess& access : request.accesses.subspan(position + 1)) {
     const Residency& chunk = chunks_[access.chunk];
     if (access.tier == tier && chunk.info().home != tier && chunk.at(tier).pins == 0 &&
         std::find(counted.begin(), counted.end(), access.chunk) == counted.end()) {
@@ -239,7 +240,7 @@ void Policy::hold(Request& request, std::size_t position) {
   }
 }
 
-void Policy::pin(const Access& access) {
+void Policy::pin(const ChunkAccess& access) {
   Residency& chunk = chunks_.at(access.chunk);
   Residency::Copy& copy = chunk.at(access.tier);
   if (copy.state == CopyState::leaving) {
@@ -247,13 +248,13 @@ void Policy::pin(const Access& access) {
     chunk.step(access.tier, CopyStep::stay);
   }
   ++copy.pins;
-  copy.write_pins += access.mode == AccessMode::write ? 1 : 0;
+  copy.write_pins += access.mode == Access::write ? 1 : 0;
   copy.last_use = ++clock_;
 }
 
-void Policy::unpin(const Access& access) {
+void Policy::unpin(const ChunkAccess& access) {
   Residency::Copy& copy = chunks_.at(access.chunk).at(access.tier);
-  const std::uint32_t writes = access.mode == AccessMode::write ? 1 : 0;
+  const std::uint32_t writes = access.mode == Access::write ? 1 : 0;
   if (copy.pins == 0 || copy.write_pins < writes) {
     throw LogicError("policy: a pin is released that nobody holds");
   }

@@ -68,8 +68,10 @@ void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
 
 void Policy::vacate(ChunkId id, Tier tier) {
   chunks_[id].step(tier, CopyStep::vacate);
-  std::vector<ChunkId>& guests = guests_[index_of(tier)];
-  guests.erase(std::find(guests.begin(), guests.end(), id));
+  if (tier != chunks_[id].info().home) {
+    std::vector<ChunkId>& guests = guests_[index_of(tier)];
+    guests.erase(std::find(guests.begin(), guests.end(), id));
+  }
   vacating_bytes_[index_of(tier)] += chunks_[id].info().room_bytes[index_of(tier)];
   vacates_.push_back({id, tier});
 }

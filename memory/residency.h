@@ -75,6 +75,8 @@ class Residency {
   bool passes_host = false;
   /// The bytes are dead once nobody uses them: see Policy::discard.
   bool discard_when_idle = false;
+  /// And so is the chunk: see Policy::remove.
+  bool removed = false;
 
  private:
   ChunkInfo info_;

@@ -99,7 +99,7 @@ void ScheduleBook::begin_pass(Key key) {
 
 void ScheduleBook::end_step() { keep_recording(); }
 
-void ScheduleBook::record(const Access& access, std::uint64_t program_bytes) {
+void ScheduleBook::record(const ChunkAccess& access, std::uint64_t program_bytes) {
   if (!recording_.empty() && recording_.back().chunk == access.chunk) {
     Schedule::Entry& last = recording_.back();
     last.program_bytes = std::max(last.program_bytes, program_bytes);

@@ -24,7 +24,7 @@ class Schedule {
  public:
   struct Entry {
     ChunkId chunk = 0;
-    AccessMode mode = AccessMode::read;
+    Access mode = Access::read;
     /// The most bytes that the program's own tensors took on the device up to the next entry.
     std::uint64_t program_bytes = 0;
     /// How many accesses in a row this stands for.
@@ -97,7 +97,7 @@ class ScheduleBook {
   void begin_pass(Key key);
   /// The step ends; until told otherwise the next pass is taken to be like this one.
   void end_step();
-  void record(const Access& access, std::uint64_t program_bytes);
+  void record(const ChunkAccess& access, std::uint64_t program_bytes);
   /// The program's own tensors took this much since the last record.
   void note_program_bytes(std::uint64_t program_bytes);
 

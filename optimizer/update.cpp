@@ -60,6 +60,21 @@ void update_bf16(const Pin& pin, const Segment& segment, const AdamWStep& step) 
   });
 }
 
+/// An optimizer begins without states, whatever one before it has left in the run.
+void clear_states(const Pin& pin, const Segment& segment) {
+  const auto clear = [&](std::size_t position) {
+    const std::array operands{Operand{&pin, position, sizeof(float)}};
+    for_each_piece(segment, operands, [&](std::uint64_t element, std::size_t count) {
+      std::fill_n(operands[0].address<float>(element), count, 0.0f);
+    });
+  };
+  clear(2);
+  clear(3);
+  if (segment.chunks.master) {
+    clear(4);
+  }
+}
+
 }  // namespace
 
 QueuedUpdate::QueuedUpdate(AccessStream& stream, UpdateJob job)
@@ -71,13 +86,13 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, UpdateJob job)
     if (is_new) {
       const ChunkSet& set = segment.chunks;
       items_.push_back({.chunks = set,
-                        .accesses = {{set.parameter, Tier::host, AccessMode::write},
-                                     {set.gradient.value(), Tier::host, AccessMode::read},
-                                     {set.momentum.value(), Tier::host, AccessMode::write},
-                                     {set.variance.value(), Tier::host, AccessMode::write}},
+                        .accesses = {{set.parameter, Tier::host, Access::write},
+                                     {set.gradient.value(), Tier::host, Access::read},
+                                     {set.momentum.value(), Tier::host, Access::write},
+                                     {set.variance.value(), Tier::host, Access::write}},
                         .segments = {}});
       if (set.master) {
-        items_.back().accesses.push_back({*set.master, Tier::host, AccessMode::write});
+        items_.back().accesses.push_back({*set.master, Tier::host, Access::write});
       }
     }
     items_[known->second].segments.emplace_back(position, std::move(segment));
@@ -101,7 +116,7 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, UpdateJob job)
 void QueuedUpdate::find_norm() {
   std::vector<double> sums(segment_count_);
   for (const Item& item : items_) {
-    const std::array accesses{Access{item.chunks.gradient.value(), Tier::host, AccessMode::read}};
+    const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
     const Pin pin = stream_.acquire(accesses, AccessOrigin::prior_work);
     const std::array operands{Operand{&pin, 0, item.chunks.master ? sizeof(std::uint16_t) : sizeof(float)}};
     for (const auto& [position, segment] : item.segments) {
@@ -124,6 +139,9 @@ void QueuedUpdate::update(std::size_t at) {
   Item& item = items_[at];
   const Pin pin = stream_.acquire(item.accesses, AccessOrigin::prior_work);
   for (const auto& [position, segment] : item.segments) {
+    if (segment.step == 1) {
+      clear_states(pin, segment);
+    }
     const AdamWStep step(segment.options, segment.step, scale_);
     item.chunks.master ? update_bf16(pin, segment, step) : update_fp32(pin, segment, step);
   }

@@ -28,7 +28,7 @@ struct Segment {
   std::uint64_t element_offset = 0;
   std::uint64_t elements = 0;
   AdamWOptions options{};
-  std::int64_t step = 0;  ///< counts this update
+  std::int64_t step = 0;  ///< counts this update; the first begins with states of zeros
   /// Keeps the gradient's bytes alive until they have been used. Released by whichever thread updates.
   std::shared_ptr<const void> gradient;
 };
@@ -47,7 +47,7 @@ class QueuedUpdate {
   std::size_t size() const noexcept { return items_.size(); }
   const ChunkSet& chunks(std::size_t item) const { return items_[item].chunks; }
   /// What the update of a set uses on the host.
-  const std::vector<Access>& accesses(std::size_t item) const { return items_[item].accesses; }
+  const std::vector<ChunkAccess>& accesses(std::size_t item) const { return items_[item].accesses; }
   bool clips() const noexcept { return max_gradient_norm_ > 0; }
 
   /// Reads all gradients. Before any update, where gradients are clipped. Throws what AccessStream::acquire throws.
@@ -60,7 +60,7 @@ class QueuedUpdate {
  private:
   struct Item {
     ChunkSet chunks;
-    std::vector<Access> accesses;
+    std::vector<ChunkAccess> accesses;
     std::vector<std::pair<std::size_t, Segment>> segments;  ///< with their positions in parameter order
   };
 

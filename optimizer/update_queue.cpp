@@ -62,7 +62,7 @@ UpdateTicket UpdateQueue::submit(UpdateJob job) {
     }
   }
   for (std::size_t item = 0; item < job_->size(); ++item) {
-    for (const Access& access : job_->accesses(item)) {
+    for (const ChunkAccess& access : job_->accesses(item)) {
       owed_[access.chunk] = item;
       announced.push_back(access.chunk);
       owed.push_back(access.chunk);
@@ -93,19 +93,19 @@ std::optional<double> UpdateQueue::norm(const UpdateTicket& ticket) {
   return ticket->norm();
 }
 
-void UpdateQueue::before_access(std::span<const Access> accesses) {
+void UpdateQueue::before_access(std::span<const ChunkAccess> accesses) {
   if (!anything_owed_.load(std::memory_order_acquire)) {
     return;
   }
   Lock lock(mutex_);
-  for (const Access& access : accesses) {
+  for (const ChunkAccess& access : accesses) {
     const auto owed = owed_.find(access.chunk);
     if (owed == owed_.end()) {
       continue;
     }
     // A gradient may be read beside its update, which only reads it.
     const bool is_gradient = job_->chunks(owed->second).gradient == access.chunk;
-    if (!is_gradient || access.mode == AccessMode::write) {
+    if (!is_gradient || access.mode == Access::write) {
       resolve(owed->second, lock);
     }
   }
@@ -190,10 +190,10 @@ void UpdateQueue::run_alone(Lock& lock, Work&& work) {
 void UpdateQueue::end_item(std::size_t item, const Lock&) {
   states_[item] = State::done;
   std::vector<ChunkId> chunks;
-  for (const Access& access : job_->accesses(item)) {
+  for (const ChunkAccess& access : job_->accesses(item)) {
     owed_.erase(access.chunk);
     // A gradient is rarely wanted again: it ends with the next write or discard.
-    if (access.mode == AccessMode::write) {
+    if (access.mode == Access::write) {
       chunks.push_back(access.chunk);
     }
   }

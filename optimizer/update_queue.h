@@ -50,7 +50,7 @@ class UpdateQueue final : public PriorWork {
   /// The job's gradient norm before clipping, where clipping is on. Does or waits for no more than that takes.
   std::optional<double> norm(const UpdateTicket& ticket);
 
-  void before_access(std::span<const Access> accesses) override;
+  void before_access(std::span<const ChunkAccess> accesses) override;
 
  private:
   enum class State : std::uint8_t { queued, running, done };

@@ -31,8 +31,8 @@ constexpr std::uint64_t granule = 16 * KiB;
 constexpr auto device = Tier::device;
 constexpr auto host = Tier::host;
 constexpr auto nvme = Tier::nvme;
-constexpr auto read = AccessMode::read;
-constexpr auto write = AccessMode::write;
+constexpr auto read = Access::read;
+constexpr auto write = Access::write;
 
 /// The text of the exception of the given type that `act` throws.
 template <class Type, class Act>
@@ -95,7 +95,7 @@ TEST_P(AccessStreamSizes, contents_survive_eviction_through_all_tiers) {
   for (std::uint64_t event = 1; event <= 300; ++event) {
     const std::size_t which = random() % chunks.size();
     const Tier tier = random() % 2 == 0 ? device : host;
-    const AccessMode mode = random() % 2 == 0 ? read : write;
+    const Access mode = random() % 2 == 0 ? read : write;
     const Pin pin = world.acquire(chunks[which], tier, mode);
     ASSERT_TRUE(holds_pattern(pin, 0, tier, bytes, stamps[which])) << "event " << event;
     if (mode == write) {
@@ -129,7 +129,7 @@ TEST_F(AccessStreamTest, several_operands_are_pinned_together_in_their_order) {
   const ChunkId second = add(world, host);
   write_at(world, first, host, 1);
   write_at(world, second, host, 2);
-  const std::vector<Access> accesses{{second, device, read}, {first, host, read}, {first, device, read}};
+  const std::vector<ChunkAccess> accesses{{second, device, read}, {first, host, read}, {first, device, read}};
   const Pin pin = world.stream.acquire(accesses);
   EXPECT_TRUE(holds_pattern(pin, 0, device, granule, 2));
   EXPECT_TRUE(holds_pattern(pin, 1, host, granule, 1));
@@ -227,7 +227,7 @@ TEST_F(AccessStreamTest, the_budgets_are_whole_again_after_the_stream) {
   for (int round = 0; round < 3; ++round) {
     AccessStream stream({&memory.budget(), &host_budget, &nvme_budget}, memory, arena, nullptr, nullptr, {});
     const ChunkId chunk = stream.add_chunk(Kind::parameter, 0, 3 * granule, host);
-    const Access access{chunk, device, write};
+    const ChunkAccess access{chunk, device, write};
     stream.acquire({&access, 1});
   }
   EXPECT_EQ(memory.budget().used(), 0u);
@@ -391,7 +391,7 @@ TEST_F(AccessStreamTest, a_failed_read_reaches_who_asked_with_path_and_offset) {
   world.engine.failing_reads = 2;
   for (const Tier tier : {device, host}) {
     const std::uint64_t before = world.stream.usage().now(tier);
-    const std::vector<Access> accesses{{other, host, read}, {chunk, tier, write}};
+    const std::vector<ChunkAccess> accesses{{other, host, read}, {chunk, tier, write}};
     const std::string text = thrown_text<IoError>([&] { world.stream.acquire(accesses); });
     EXPECT_THAT(text, HasSubstr("read of 16384 B at offset 4096 from " + world.store.files().front().string()));
     EXPECT_EQ(world.stream.usage().now(tier), before) << name_of(tier);

@@ -69,7 +69,7 @@ class Worker {
  private:
   struct Operand {
     TestChunk* chunk = nullptr;
-    Access access;
+    ChunkAccess access;
   };
   struct Hold {
     Pin pin;
@@ -114,9 +114,9 @@ class Worker {
       hold.operands.push_back({chunk,
                                {.chunk = chunk->id,
                                 .tier = below(10) < 7 ? Tier::device : Tier::host,
-                                .mode = !chunk->read_only && below(2) == 0 ? AccessMode::write : AccessMode::read}});
+                                .mode = !chunk->read_only && below(2) == 0 ? Access::write : Access::read}});
     }
-    std::vector<Access> accesses;
+    std::vector<ChunkAccess> accesses;
     for (const Operand& operand : hold.operands) accesses.push_back(operand.access);
     try {
       hold.pin = world_.stream.acquire(accesses);
@@ -130,7 +130,7 @@ class Worker {
     check(hold);
     for (std::size_t i = 0; i < hold.operands.size(); ++i) {
       const auto& [chunk, access] = hold.operands[i];
-      if (access.mode == AccessMode::write) {
+      if (access.mode == Access::write) {
         chunk->stamp = ++writes_ << 1 | number_;
         chunk->dead = false;
         write_pattern(hold.pin, i, access.tier, chunk->bytes, chunk->stamp);
@@ -251,7 +251,7 @@ Outcome run_two_threads(int events, double share, std::uint64_t seed) {
     if (i < 2 * private_chunks + read_only_chunks) {
       chunk.read_only = true;
       chunk.stamp = 1000 + i;
-      const Pin pin = world.acquire(chunk.id, Tier::host, AccessMode::write);
+      const Pin pin = world.acquire(chunk.id, Tier::host, Access::write);
       write_pattern(pin, 0, Tier::host, chunk.bytes, chunk.stamp);
     } else {
       chunk.in_use = &mutexes[i - 2 * private_chunks - read_only_chunks];

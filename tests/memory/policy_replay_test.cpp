@@ -69,9 +69,10 @@ class Replay {
     nobody_waits_once_transfers_are_done();
     while (!granted_.empty()) release_one();
     driver_.run();
-    for (ChunkId chunk = 0; chunk < driver_.policy().chunk_count() && !failed_; ++chunk) {
+    for (const ChunkId chunk : chunks_) {
+      if (failed_) break;
       const Tier home = driver_.policy().chunk(chunk).info().home;
-      Call& call = driver_.acquire({{chunk, home == Tier::device ? Tier::device : Tier::host, AccessMode::read}});
+      Call& call = driver_.acquire({{chunk, home == Tier::device ? Tier::device : Tier::host, Access::read}});
       driver_.run();
       // Homes may leave no room to work in; everything else fits now.
       if (call.granted()) {
@@ -116,15 +117,27 @@ class Replay {
     if (choice < 500) return !granted_.empty() && release_one();
     if (choice < 505) return driver_.discard(random_chunk()), true;
     if (choice < 510) return driver_.step_mark(), true;
-    if (choice < 511) return driver_.policy().chunk_count() < 60 && add_chunk();
+    if (choice < 511) return chunks_.size() < 60 && add_chunk();
     if (choice < 514) return driver_.begin_pass(below(3)), true;
     if (choice < 518) return announce();
     if (choice < 540) return driver_.set_update_queued(random_chunk(), chance(300)), true;
+    if (choice < 541) return chunks_.size() > 20 && remove_chunk();
     if (choice < 650) return report_vacate();
     return !driver_.in_flight().empty() && end_transfer();
   }
 
-  ChunkId random_chunk() { return static_cast<ChunkId>(below(driver_.policy().chunk_count())); }
+  ChunkId random_chunk() { return chunks_[below(chunks_.size())]; }
+
+  bool remove_chunk() {
+    const std::size_t position = below(chunks_.size());
+    const ChunkId chunk = chunks_[position];
+    chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(position));
+    std::erase_if(program_, [&](const ChunkAccess& access) { return access.chunk == chunk; });
+    program_position_ = std::min(program_position_, program_.size());
+    driver_.remove(chunk);
+    ++seen_["chunk removed"];
+    return true;
+  }
 
   bool add_chunk() {
     const std::uint64_t bytes = (1 + below(4)) * unit - below(unit);
@@ -133,12 +146,13 @@ class Replay {
     const Tier home = choice < 1 ? Tier::device : choice < 6 ? Tier::host : Tier::nvme;
     const std::size_t before = driver_.policy().chunk_count();
     try {
-      driver_.add_chunk({.kind = all_kinds[below(5)],
-                         .index = static_cast<std::uint32_t>(before),
-                         .bytes = bytes,
-                         .home = home,
-                         // Granules of the host are larger than those of the device.
-                         .room_bytes = {(bytes + unit / 2 - 1) / (unit / 2) * (unit / 2), room, room}});
+      chunks_.push_back(
+          driver_.add_chunk({.kind = all_kinds[below(5)],
+                             .index = static_cast<std::uint32_t>(before),
+                             .bytes = bytes,
+                             .home = home,
+                             // Granules of the host are larger than those of the device.
+                             .room_bytes = {(bytes + unit / 2 - 1) / (unit / 2) * (unit / 2), room, room}}));
     } catch (const OutOfMemory&) {
       EXPECT_EQ(driver_.policy().chunk_count(), before);
       ++seen_["chunk refused"];
@@ -147,11 +161,11 @@ class Replay {
   }
 
   bool acquire() {
-    std::vector<Access> accesses(1 + below(4));
-    for (Access& access : accesses) {
+    std::vector<ChunkAccess> accesses(1 + below(4));
+    for (ChunkAccess& access : accesses) {
       access.chunk = random_chunk();
       access.tier = chance(700) ? Tier::device : Tier::host;
-      access.mode = chance(400) ? AccessMode::write : AccessMode::read;
+      access.mode = chance(400) ? Access::write : Access::read;
     }
     waiting_.push_back(&driver_.acquire(std::move(accesses)));
     return true;
@@ -161,7 +175,7 @@ class Replay {
   bool go_on_in_the_program() {
     if (program_.empty()) {
       for (int i = 0; i < 40; ++i) {
-        program_.push_back({random_chunk(), Tier::device, chance(300) ? AccessMode::write : AccessMode::read});
+        program_.push_back({random_chunk(), Tier::device, chance(300) ? Access::write : Access::read});
       }
     }
     if (program_position_ == program_.size()) {
@@ -243,7 +257,7 @@ class Replay {
 
   void everything_is_refused() {
     for (const Call* call : waiting_) EXPECT_FALSE(call->waiting());
-    Call& access = driver_.acquire({{random_chunk(), Tier::device, AccessMode::read}});
+    Call& access = driver_.acquire({{random_chunk(), Tier::device, Access::read}});
     Call& tensor = driver_.allocate(1);
     for (Call* call : {&access, &tensor}) {
       EXPECT_TRUE(call->refused());
@@ -260,9 +274,10 @@ class Replay {
   }
 
   SimulatedDriver driver_;
+  std::vector<ChunkId> chunks_;  // that have not been removed
   std::mt19937_64 random_;
   const bool write_backs_fail_;
-  std::vector<Access> program_;
+  std::vector<ChunkAccess> program_;
   std::size_t program_position_ = 0;
   std::vector<Call*> waiting_;
   std::vector<Call*> granted_;
@@ -312,7 +327,7 @@ TEST(PolicyReplay, invariants_and_contents_hold_through_100000_random_events) {
   }
   // The events reached what they are meant to reach.
   for (const char* what : {"move", "fill", "vacate", "granted", "refused: no memory", "refused: held elsewhere",
-                           "refused: failure", "failed fetch", "failed fill", "wanted on its way"}) {
+                           "refused: failure", "failed fetch", "failed fill", "wanted on its way", "chunk removed"}) {
     EXPECT_GT(seen[what], 0) << what;
   }
   EXPECT_EQ(seen["refused: unknown"], 0);

@@ -25,8 +25,8 @@ constexpr std::uint64_t MiB = 1024 * 1024;
 constexpr auto device = Tier::device;
 constexpr auto host = Tier::host;
 constexpr auto nvme = Tier::nvme;
-constexpr auto reading = AccessMode::read;
-constexpr auto writing = AccessMode::write;
+constexpr auto reading = Access::read;
+constexpr auto writing = Access::write;
 
 /// Budgets in MiB, chunks of one MiB. A pass is a list of accesses on the device, one after the other.
 class World : public SimulatedDriver {
@@ -50,11 +50,11 @@ class World : public SimulatedDriver {
     return all;
   }
 
-  void pass(const std::vector<Access>& accesses) {
-    for (const Access& access : accesses) use(access.chunk, access.tier, access.mode);
+  void pass(const std::vector<ChunkAccess>& accesses) {
+    for (const ChunkAccess& access : accesses) use(access.chunk, access.tier, access.mode);
   }
   /// Has the pass recorded, and begins the next.
-  void learn(const std::vector<Access>& accesses) {
+  void learn(const std::vector<ChunkAccess>& accesses) {
     step_mark();
     begin_pass(1);
     pass(accesses);
@@ -76,8 +76,8 @@ class World : public SimulatedDriver {
   std::uint64_t stalls() { return policy().demand_fetches(); }
 };
 
-std::vector<Access> reads(const std::vector<ChunkId>& chunks) {
-  std::vector<Access> accesses;
+std::vector<ChunkAccess> reads(const std::vector<ChunkId>& chunks) {
+  std::vector<ChunkAccess> accesses;
   for (const ChunkId chunk : chunks) accesses.push_back({chunk, device, reading});
   return accesses;
 }
@@ -89,7 +89,7 @@ TEST(Prefetch, a_known_pass_waits_for_nothing_when_transfers_keep_up) {
   world.run();
   const std::uint64_t before = world.stalls();
   for (int round = 0; round < 3; ++round) {
-    for (const Access& access : accesses) {
+    for (const ChunkAccess& access : accesses) {
       Call& call = world.acquire({access});
       EXPECT_TRUE(call.granted()) << "chunk " << access.chunk;
       world.release(call);
@@ -302,7 +302,7 @@ TEST(Eviction, takes_the_copy_whose_next_use_is_furthest_counted_around_the_end)
   const auto chunks = world.chunks(5, host);
   const auto [a, b, c, d, e] = std::tuple(chunks[0], chunks[1], chunks[2], chunks[3], chunks[4]);
   // After d, b is used at once, a in the next pass, c not before a.
-  const std::vector<Access> accesses = reads({a, b, c, d, b, a, c});
+  const std::vector<ChunkAccess> accesses = reads({a, b, c, d, b, a, c});
   world.learn(accesses);
   world.run();
   world.pass(reads({a, b, c}));
@@ -319,7 +319,7 @@ TEST(Eviction, what_the_pass_is_done_with_is_written_home_before_its_room_is_nee
   World world(8, 16, 0, 1);
   const ChunkId gradient = world.chunk(host);
   const ChunkId other = world.chunk(host);
-  const std::vector<Access> accesses{{gradient, device, writing}, {other, device, reading}};
+  const std::vector<ChunkAccess> accesses{{gradient, device, writing}, {other, device, reading}};
   world.learn(accesses);
   world.run();
   world.take_actions();
@@ -334,17 +334,17 @@ TEST(Eviction, what_the_pass_is_done_with_is_written_home_before_its_room_is_nee
 }
 
 /// Follows a pass that writes the first chunk: it is written home after the last of these writes, and not before.
-void expect_written_home_after_the_last_write(const std::vector<AccessMode>& modes) {
+void expect_written_home_after_the_last_write(const std::vector<Access>& modes) {
   World world(8, 16, 0, 1);
   const ChunkId gradient = world.chunk(host);
   const ChunkId other = world.chunk(host);
-  std::vector<Access> pass;
-  for (const AccessMode mode : modes) pass.push_back({mode == writing ? gradient : other, device, mode});
+  std::vector<ChunkAccess> pass;
+  for (const Access mode : modes) pass.push_back({mode == writing ? gradient : other, device, mode});
   world.learn(pass);
   world.run();
   world.take_actions();
   std::size_t left = static_cast<std::size_t>(std::count(modes.begin(), modes.end(), writing));
-  for (const Access& access : pass) {
+  for (const ChunkAccess& access : pass) {
     Call& call = world.acquire({access});
     ASSERT_TRUE(call.granted());
     world.release(call);
@@ -374,7 +374,7 @@ struct Backward : World {
     for (const ChunkId gradient : gradients) discard(gradient);
     run();
     announce(gradients);
-    std::vector<Access> accesses;
+    std::vector<ChunkAccess> accesses;
     for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
       accesses.push_back({*gradient, device, writing});
     }
@@ -482,6 +482,17 @@ TEST(Prefetch, what_the_device_uses_next_is_brought_from_nvme_to_the_host_where_
   }
   const auto actions = world.take_actions();
   for (const ChunkId chunk : world.all) EXPECT_THAT(actions, Not(Contains(moves(chunk, nvme, device))));
+}
+
+TEST(Prefetch, what_cannot_be_read_is_not_tried_for_ever) {
+  ForthAndBack world(20, 2, 5, 4);
+  world.queue_updates();
+  world.forth();
+  int failures = 0;
+  for (; !world.idle() && failures < 1000; ++failures) {
+    world.unreported_vacates() > 0 ? world.report_vacate() : world.fail();
+  }
+  EXPECT_LT(failures, 100);
 }
 
 TEST(Prefetch, what_the_next_pass_needs_gives_way_to_what_this_one_does) {

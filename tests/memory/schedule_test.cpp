@@ -8,7 +8,7 @@
 namespace terrace {
 namespace {
 
-constexpr Access read_of(ChunkId chunk) { return {chunk, Tier::device, AccessMode::read}; }
+constexpr ChunkAccess read_of(ChunkId chunk) { return {chunk, Tier::device, Access::read}; }
 
 Schedule sequence(const std::vector<ChunkId>& chunks) {
   std::vector<Schedule::Entry> entries;
@@ -148,13 +148,13 @@ TEST(ScheduleBook, accesses_to_one_chunk_in_a_row_are_one_with_the_highest_use_o
   ScheduleBook book;
   book.begin_pass(1);
   book.record(read_of(4), 10);
-  book.record({4, Tier::device, AccessMode::write}, 5);
+  book.record({4, Tier::device, Access::write}, 5);
   book.note_program_bytes(70);
   book.record(read_of(5), 1);
   book.end_step();
   ASSERT_EQ(book.current()->size(), 2u);
   EXPECT_EQ((*book.current())[0].program_bytes, 70u);
-  EXPECT_EQ((*book.current())[0].mode, AccessMode::write);
+  EXPECT_EQ((*book.current())[0].mode, Access::write);
   EXPECT_EQ((*book.current())[0].accesses, 2u);
   EXPECT_EQ((*book.current())[1].accesses, 1u);
 }

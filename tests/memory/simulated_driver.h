@@ -58,7 +58,7 @@ class SimulatedDriver {
 
   /// Who asked for something.
   struct Call {
-    std::vector<Access> accesses;
+    std::vector<ChunkAccess> accesses;
     Request request;
     bool seen_granted = false;
 
@@ -107,9 +107,10 @@ class SimulatedDriver {
     return id;
   }
 
-  Call& acquire(std::vector<Access> accesses) {
+  Call& acquire(std::vector<ChunkAccess> accesses, bool in_schedule = true) {
     Call& call = new_call();
     call.accesses = std::move(accesses);
+    call.request.in_schedule = in_schedule;
     call.request.accesses = call.accesses;
     return submit(call);
   }
@@ -129,15 +130,15 @@ class SimulatedDriver {
       forget(call);
       return;
     }
-    for (const Access& access : call.accesses) {
+    for (const ChunkAccess& access : call.accesses) {
       Contents& contents = contents_.at(access.chunk);
       --contents.pins[index_of(access.tier)];
-      if (access.mode == AccessMode::write) {
+      if (access.mode == Access::write) {
         --contents.write_pins[index_of(access.tier)];
         contents.versions[index_of(access.tier)] = contents.newest = ++last_version_;
       }
     }
-    const std::vector<Access> accesses = call.accesses;
+    const std::vector<ChunkAccess> accesses = call.accesses;
     forget(call);
     policy_.release(accesses);
     after_event();
@@ -146,6 +147,12 @@ class SimulatedDriver {
   void discard(ChunkId chunk) {
     contents_.at(chunk).dead = true;
     policy_.discard(chunk);
+    after_event();
+  }
+
+  void remove(ChunkId chunk) {
+    contents_.at(chunk).dead = true;
+    policy_.remove(chunk);
     after_event();
   }
 
@@ -223,14 +230,14 @@ class SimulatedDriver {
   // --- conveniences ---
 
   /// Acquires, carries everything out, and releases; the call must be granted.
-  void use(ChunkId chunk, Tier tier, AccessMode mode) {
+  void use(ChunkId chunk, Tier tier, Access mode) {
     Call& call = acquire({{chunk, tier, mode}});
     run();
     require(call.granted(), "this access must be granted");
     release(call);
   }
-  void read(ChunkId chunk, Tier tier) { use(chunk, tier, AccessMode::read); }
-  void write(ChunkId chunk, Tier tier) { use(chunk, tier, AccessMode::write); }
+  void read(ChunkId chunk, Tier tier) { use(chunk, tier, Access::read); }
+  void write(ChunkId chunk, Tier tier) { use(chunk, tier, Access::write); }
 
   /// The actions since the last call.
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
@@ -288,14 +295,14 @@ class SimulatedDriver {
   void see_grants() {
     for (const auto& call : calls_) {
       if (!call->granted() || std::exchange(call->seen_granted, true)) continue;
-      for (const Access& access : call->accesses) {
+      for (const ChunkAccess& access : call->accesses) {
         check_current(access);
         Contents& contents = contents_.at(access.chunk);
         ++contents.pins[index_of(access.tier)];
-        contents.write_pins[index_of(access.tier)] += access.mode == AccessMode::write ? 1 : 0;
+        contents.write_pins[index_of(access.tier)] += access.mode == Access::write ? 1 : 0;
       }
-      for (const Access& access : call->accesses) {
-        if (access.mode == AccessMode::write) {
+      for (const ChunkAccess& access : call->accesses) {
+        if (access.mode == Access::write) {
           Contents& contents = contents_.at(access.chunk);
           contents.versions[index_of(access.tier)] = contents.newest = ++last_version_;
           contents.dead = false;
@@ -343,11 +350,11 @@ class SimulatedDriver {
     require(policy_.waiting() == 0 || !idle(), "who waits, waits for something under way");
     for (const auto& call : calls_) {
       if (!call->seen_granted) continue;
-      for (const Access& access : call->accesses) check_current(access);
+      for (const ChunkAccess& access : call->accesses) check_current(access);
     }
   }
 
-  void check_current(const Access& access) const {
+  void check_current(const ChunkAccess& access) const {
     const Contents& contents = contents_.at(access.chunk);
     const auto& version = contents.versions[index_of(access.tier)];
     require(version.has_value(), "a granted access has its bytes");

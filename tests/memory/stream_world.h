@@ -41,8 +41,8 @@ class StreamWorld {
         stream({&device.budget(), &host, &nvme}, device, arena, &store, &engine,
                {.device_chunk_limit = sizes.device_chunk_limit, .prefetch_depth = sizes.prefetch_depth}) {}
 
-  Pin acquire(ChunkId chunk, Tier tier, AccessMode mode = AccessMode::read) {
-    const Access access{chunk, tier, mode};
+  Pin acquire(ChunkId chunk, Tier tier, Access mode = Access::read) {
+    const ChunkAccess access{chunk, tier, mode};
     return stream.acquire({&access, 1});
   }
   CopyState state(ChunkId chunk, Tier tier) const {

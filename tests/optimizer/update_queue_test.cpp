@@ -104,13 +104,13 @@ class UpdateWorld {
   }
 
   void write(ChunkId chunk, std::span<std::byte> bytes) {
-    const Pin pin = world.acquire(chunk, Tier::host, AccessMode::write);
+    const Pin pin = world.acquire(chunk, Tier::host, Access::write);
     for_each_part(pin, 0, Tier::host, bytes.size(), [&](std::byte* at, std::uint64_t offset, std::uint64_t length) {
       std::memcpy(at, bytes.data() + offset, length);
     });
   }
   bool holds(ChunkId chunk, std::span<const std::byte> bytes, AccessOrigin origin = AccessOrigin::program) {
-    const Access access{chunk, Tier::host, AccessMode::read};
+    const ChunkAccess access{chunk, Tier::host, Access::read};
     const Pin pin = world.stream.acquire({&access, 1}, origin);
     bool same = true;
     for_each_part(pin, 0, Tier::host, bytes.size(), [&](std::byte* at, std::uint64_t offset, std::uint64_t length) {
@@ -289,7 +289,7 @@ class QueuedUpdates : public testing::Test {
     norm_ = world_.update_arrays(1, max_norm, world_.all());
     return ticket;
   }
-  void use(ChunkId chunk, AccessMode mode = AccessMode::read, Tier tier = Tier::host) {
+  void use(ChunkId chunk, Access mode = Access::read, Tier tier = Tier::host) {
     world_.world.acquire(chunk, tier, mode);
   }
   ChunkSet& chunks(std::size_t set) { return world_.sets[set].chunks; }
@@ -306,11 +306,11 @@ TEST_F(QueuedUpdates, submit_returns_before_anything_is_updated) {
 
 TEST_F(QueuedUpdates, the_first_use_of_a_chunk_updates_its_set_only) {
   submit();
-  use(chunks(3).parameter, AccessMode::read, Tier::device);
+  use(chunks(3).parameter, Access::read, Tier::device);
   EXPECT_THAT(world_.current(), ElementsAre(3));
   use(*chunks(1).momentum);
   EXPECT_THAT(world_.current(), ElementsAre(1, 3));
-  use(*chunks(3).master, AccessMode::write);
+  use(*chunks(3).master, Access::write);
   EXPECT_THAT(world_.current(), ElementsAre(1, 3));
   use(*chunks(0).variance);
   EXPECT_THAT(world_.current(), ElementsAre(0, 1, 3));
@@ -318,15 +318,15 @@ TEST_F(QueuedUpdates, the_first_use_of_a_chunk_updates_its_set_only) {
 
 TEST_F(QueuedUpdates, an_access_of_several_sets_updates_all_of_them) {
   submit(clipping);
-  const std::array accesses{Access{chunks(4).parameter, Tier::device, AccessMode::read},
-                            Access{chunks(2).parameter, Tier::device, AccessMode::read}};
+  const std::array accesses{ChunkAccess{chunks(4).parameter, Tier::device, Access::read},
+                            ChunkAccess{chunks(2).parameter, Tier::device, Access::read}};
   world_.world.stream.acquire(accesses);
   EXPECT_THAT(world_.current(), ElementsAre(2, 4));
 }
 
 TEST_F(QueuedUpdates, settling_does_what_an_access_would) {
   submit();
-  const Access access{chunks(2).parameter, Tier::device, AccessMode::read};
+  const ChunkAccess access{chunks(2).parameter, Tier::device, Access::read};
   world_.world.stream.settle_prior_work({&access, 1});
   EXPECT_THAT(world_.current(), ElementsAre(2));
 }
@@ -334,8 +334,8 @@ TEST_F(QueuedUpdates, settling_does_what_an_access_would) {
 TEST_F(QueuedUpdates, chunks_of_no_queued_set_are_used_freely) {
   TestSet& other = world_.add_set(false);
   queue_->submit(world_.job(1, clipping, {0, 1}));
-  use(other.chunks.parameter, AccessMode::write, Tier::device);
-  use(*other.chunks.gradient, AccessMode::write);
+  use(other.chunks.parameter, Access::write, Tier::device);
+  use(*other.chunks.gradient, Access::write);
   EXPECT_EQ(world_.current(), world_.all());
 }
 
@@ -434,7 +434,7 @@ TEST_F(QueuedUpdates, are_in_the_order_in_which_the_next_pass_needs_them) {
   AccessStream& stream = world_.world.stream;
   stream.step_mark();
   stream.begin_pass(1);
-  for (const std::size_t set : {3u, 1u, 4u, 0u, 1u}) use(chunks(set).parameter, AccessMode::read, Tier::device);
+  for (const std::size_t set : {3u, 1u, 4u, 0u, 1u}) use(chunks(set).parameter, Access::read, Tier::device);
   stream.step_mark();
   EXPECT_THAT(parameters_of(submit()), ElementsAre(chunks(3).parameter, chunks(1).parameter, chunks(4).parameter,
                                                    chunks(0).parameter, chunks(2).parameter));
@@ -528,9 +528,9 @@ TEST_P(FailingUpdates, an_update_that_others_left_no_room_for_is_done_when_there
   queue.submit(world_.job(1, GetParam(), {0, 1}));
   {
     const ChunkSet& other = world_.sets[5].chunks;
-    const std::array accesses{Access{*other.master, Tier::host, AccessMode::read},
-                              Access{*other.momentum, Tier::host, AccessMode::read},
-                              Access{*other.variance, Tier::host, AccessMode::read}};
+    const std::array accesses{ChunkAccess{*other.master, Tier::host, Access::read},
+                              ChunkAccess{*other.momentum, Tier::host, Access::read},
+                              ChunkAccess{*other.variance, Tier::host, Access::read}};
     const Pin pin = world_.world.stream.acquire(accesses);
     EXPECT_THROW(use(0), OutOfMemory);
     EXPECT_THROW(queue.finish(), OutOfMemory);
