@@ -1,7 +1,6 @@
 // AdamW over managed chunks: copies what the update needs into a job and queues it.
 
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -34,7 +33,8 @@ class HeldGradient {
 class Managed final : public AdamWBackend {
  public:
   Managed(const std::shared_ptr<SessionState>& state, const AdamW::Groups& groups, bool joins_all)
-      : state_(state), joins_all_(joins_all), joined_(state->parameters().size()) {
+      : state_(state), joins_all_(joins_all) {
+    state->take_in_replaced();
     for (const auto& group : groups) {
       for (const at::Tensor& tensor : group.params()) {
         if (const ManagedParameter* parameter = state->find(tensor)) {
@@ -43,7 +43,24 @@ class Managed final : public AdamWBackend {
       }
     }
     state->add_optimizer_chunks();
+    for (const ManagedParameter& parameter : state->parameters()) {
+      joined_.push_back(parameter.gradient_chunk.has_value());  // it is in the groups from the start
+    }
   }
+
+  ~Managed() override {
+    // What it has learned goes with it: another optimizer begins anew.
+    if (const std::shared_ptr<SessionState> state = state_.lock()) {
+      for (ManagedParameter& parameter : state->parameters()) {
+        if (parameter.optimizer == this) {
+          parameter.optimizer = nullptr;
+          parameter.updates = 0;
+        }
+      }
+    }
+  }
+  Managed(const Managed&) = delete;
+  Managed& operator=(const Managed&) = delete;
 
   void step(AdamW::Groups& groups) override {
     const std::shared_ptr<SessionState> state = state_.lock();
@@ -51,6 +68,7 @@ class Managed final : public AdamWBackend {
       throw LogicError("AdamW: the session of this optimizer has ended");
     }
     state->notice_dead_storages();
+    state->take_in_replaced();
     if (joins_all_) {
       join_new_parameters(*state, groups);
     }
@@ -58,28 +76,29 @@ class Managed final : public AdamWBackend {
 
     UpdateJob job;
     job.max_gradient_norm = max_gradient_norm;
-    std::vector<const ManagedParameter*> updated;
+    std::vector<ManagedParameter*> updated;
     for (std::size_t group = 0; group < groups.size(); ++group) {
       const AdamWOptions options = checked_options(groups[group]);
       const auto& tensors = groups[group].params();
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        if (!tensors[i].grad().defined()) {
+        if (!tensors[i].grad().defined() || tensors[i].numel() == 0) {
           continue;
         }
         ManagedParameter& parameter = managed(*state, tensors[i], group, i);
+        take_over(parameter);
         auto gradient = std::make_shared<const HeldGradient>(state->gradients().for_update(parameter), state);
         job.segments.push_back({.chunks = state->chunk_sets()[parameter.chunk_set],
                                 .element_offset = parameter.element_offset,
                                 .elements = parameter.elements,
                                 .options = options,
-                                .step = steps_[&parameter] + 1,
+                                .step = parameter.updates + 1,
                                 .gradient = std::move(gradient)});
         updated.push_back(&parameter);
       }
     }
     ticket_ = state->update(std::move(job));
-    for (const ManagedParameter* parameter : updated) {
-      ++steps_[parameter];
+    for (ManagedParameter* parameter : updated) {
+      ++parameter->updates;
       parameter->tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -95,10 +114,19 @@ class Managed final : public AdamWBackend {
     const std::string which = "parameter " + std::to_string(i) + " of group " + std::to_string(group);
     if (parameter == nullptr) {
       throw LogicError("AdamW: " + which + " has a gradient and is not managed by the session",
-                       "call Session::manage on its module; if it was, its storage has been replaced since");
+                       "call Session::manage on its module");
     }
     require_updatable(*parameter);
     return *parameter;
+  }
+
+  /// The states in the parameter's chunks are this optimizer's from now on.
+  void take_over(ManagedParameter& parameter) {
+    if (parameter.optimizer != nullptr && parameter.optimizer != this) {
+      throw LogicError("AdamW: '" + parameter.name + "' is updated by another optimizer of the session already",
+                       "let optimizers have disjoint parameters, or end the other one first");
+    }
+    parameter.optimizer = this;
   }
 
   static void require_updatable(const ManagedParameter& parameter) {
@@ -108,12 +136,12 @@ class Managed final : public AdamWBackend {
                        c10::toString(type));
     }
     if (!parameter.gradient_chunk && parameter.tensor.grad().defined()) {
-      throw LogicError("AdamW: '" + parameter.name + "' has a gradient, and needed none when it came under management",
-                       "set requires_grad before Session::manage");
+      throw LogicError("AdamW: '" + parameter.name + "' has a gradient and does not require one",
+                       "call set_requires_grad(true) on what is to be trained");
     }
   }
 
-  /// Parameters managed since the last step join the default group, but for those that are in a group already.
+  /// Parameters that are trained since the last step join the default group, but for those that are in a group already.
   void join_new_parameters(SessionState& state, AdamW::Groups& groups) {
     const auto& parameters = state.parameters();
     const auto is_in_a_group = [&](const at::Tensor& tensor) {
@@ -122,21 +150,21 @@ class Managed final : public AdamWBackend {
                            [&](const at::Tensor& member) { return member.is_same(tensor); });
       });
     };
-    for (; joined_ < parameters.size(); ++joined_) {
-      const ManagedParameter& parameter = parameters[joined_];
-      if (parameter.gradient_chunk && !is_in_a_group(parameter.tensor)) {
-        groups.at(0).params().push_back(parameter.tensor);
+    joined_.resize(parameters.size(), false);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      require_updatable(parameters[i]);
+      if (!joined_[i] && parameters[i].gradient_chunk) {
+        joined_[i] = true;
+        if (!is_in_a_group(parameters[i].tensor)) {
+          groups.at(0).params().push_back(parameters[i].tensor);
+        }
       }
-    }
-    for (const ManagedParameter& parameter : parameters) {
-      require_updatable(parameter);  // it may have been unfrozen
     }
   }
 
   const std::weak_ptr<SessionState> state_;
   const bool joins_all_;
-  std::size_t joined_;  ///< how many of the session's parameters have been looked at
-  std::unordered_map<const ManagedParameter*, std::int64_t> steps_;
+  std::vector<bool> joined_;  ///< which of the session's parameters are in a group
   UpdateTicket ticket_;
 };
 

@@ -27,17 +27,15 @@ struct ParkedGradient {
 /// Before AccumulateGrad: sets aside what is accumulated, so that it sees none.
 class Gradients::Park : public autograd::FunctionPreHook {
  public:
-  Park(std::weak_ptr<Gradients> owner, ManagedParameter& parameter, std::shared_ptr<ParkedGradient> parked)
-      : owner_(std::move(owner)), parameter_(parameter), parked_(std::move(parked)) {}
+  Park(std::weak_ptr<Gradients> owner, ManagedParameter& parameter)
+      : owner_(std::move(owner)), parameter_(parameter), parked_(parameter.parked) {}
 
   autograd::variable_list operator()(const autograd::variable_list& gradients) override {
     const auto owner = owner_.lock();
     if (!owner || owner->closed()) {
       return gradients;
     }
-    if (autograd::impl::post_acc_grad_hooks(parameter_.tensor).get() != parked_->restore) {
-      owner->hook_restore(parameter_, parked_);  // the program has set a hook of its own since
-    }
+    owner->hook_restore(parameter_);  // the program may have set a hook of its own since
     // What a backward that failed has left here is stale.
     parked_->gradient = std::exchange(parameter_.tensor.mutable_grad(), {});
     return gradients;
@@ -52,9 +50,9 @@ class Gradients::Park : public autograd::FunctionPreHook {
 /// After it: puts the sum back, in the managed run.
 class Gradients::Restore : public autograd::PostAccumulateGradHook {
  public:
-  Restore(std::weak_ptr<Gradients> owner, ManagedParameter& parameter, std::shared_ptr<ParkedGradient> parked,
+  Restore(std::weak_ptr<Gradients> owner, ManagedParameter& parameter,
           std::unique_ptr<autograd::PostAccumulateGradHook> next)
-      : owner_(std::move(owner)), parameter_(parameter), parked_(std::move(parked)), next_(std::move(next)) {}
+      : owner_(std::move(owner)), parameter_(parameter), parked_(parameter.parked), next_(std::move(next)) {}
 
   void operator()(const autograd::Variable& variable) override {
     const auto owner = owner_.lock();
@@ -77,16 +75,25 @@ Gradients::Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> regi
     : stream_(stream), registry_(std::move(registry)) {}
 
 void Gradients::watch(ManagedParameter& parameter) {
-  auto parked = std::make_shared<ParkedGradient>();
-  parameter.accumulator = autograd::impl::grad_accumulator(parameter.tensor);
-  parameter.accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), parameter, parked));
-  hook_restore(parameter, parked);
+  if (!parameter.parked) {
+    parameter.parked = std::make_shared<ParkedGradient>();
+  }
+  if (const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
+      accumulator != parameter.accumulator) {
+    parameter.accumulator = accumulator;
+    accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), parameter));
+  }
+  hook_restore(parameter);
 }
 
-void Gradients::hook_restore(ManagedParameter& parameter, const std::shared_ptr<ParkedGradient>& parked) {
+void Gradients::hook_restore(ManagedParameter& parameter) {
+  if (autograd::impl::post_acc_grad_hooks(parameter.tensor).get() == parameter.parked->restore &&
+      parameter.parked->restore != nullptr) {
+    return;
+  }
   auto next = std::move(autograd::impl::post_acc_grad_hooks(parameter.tensor));
-  auto restore = std::make_unique<Restore>(weak_from_this(), parameter, parked, std::move(next));
-  parked->restore = restore.get();
+  auto restore = std::make_unique<Restore>(weak_from_this(), parameter, std::move(next));
+  parameter.parked->restore = restore.get();
   autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::move(restore));
 }
 
@@ -151,7 +158,7 @@ void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
 
 at::Tensor Gradients::make(ManagedParameter& parameter) {
   // A queued update reads the gradient before it is written anew, and lets go of it then.
-  const std::array will_write{Access{parameter.gradient_chunk.value(), Tier::device, AccessMode::write}};
+  const std::array will_write{ChunkAccess{parameter.gradient_chunk.value(), Tier::device, Access::write}};
   stream_.settle_prior_work(will_write);
   // A gradient that the program still holds elsewhere keeps its value in memory of its own.
   if (const auto held = parameter.gradient.lock()) {
@@ -187,7 +194,7 @@ void Gradients::make_ordinary(ManagedStorage& storage) {
     bytes = storage.storage()->nbytes();
   }
   c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes);
-  const std::array accesses{Access{storage.chunk(), Tier::device, AccessMode::read}};
+  const std::array accesses{ChunkAccess{storage.chunk(), Tier::device, Access::read}};
   const Pin pin = stream_.acquire(accesses);
   std::memcpy(data.mutable_get(), pin.device(0) + storage.offset_bytes(), bytes);
   {

@@ -17,13 +17,12 @@
 
 namespace terrace {
 
-struct ParkedGradient;
-
 class Gradients : public std::enable_shared_from_this<Gradients> {
  public:
   Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry);
 
-  /// Hooks the parameter's gradient accumulator. `parameter` outlives this object.
+  /// Hooks the parameter's gradient accumulator, a second time if it has another one now. `parameter` outlives this
+  /// object.
   void watch(ManagedParameter& parameter);
 
   /// Moves an ordinary gradient of the parameter, set by whatever route, into its managed run. No gradient,
@@ -48,8 +47,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   class Park;
   class Restore;
 
-  /// Puts our post-accumulate hook before the one that is there.
-  void hook_restore(ManagedParameter& parameter, const std::shared_ptr<ParkedGradient>& parked);
+  /// Puts our post-accumulate hook before the one that is there, unless that is ours.
+  void hook_restore(ManagedParameter& parameter);
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);
 

@@ -47,8 +47,9 @@ OpTraits traits_of(const c10::OperatorHandle& op) {
     return traits;
   }
   // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it
-  // resizes.
-  if (op.hasTag(at::Tag::inplace_view) && !op.schema().name().starts_with("aten::resize")) {
+  // resizes, or replaces the storage, where LibTorch looks at the one before.
+  if (op.hasTag(at::Tag::inplace_view) && !op.schema().name().starts_with("aten::resize") &&
+      !op.schema().name().starts_with("aten::set_")) {
     return traits;
   }
   for (const c10::Argument& result : op.schema().returns()) {

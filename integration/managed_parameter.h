@@ -13,6 +13,8 @@
 
 namespace terrace {
 
+struct ParkedGradient;
+
 struct ManagedParameter {
   std::string name;
   at::Tensor tensor;
@@ -24,6 +26,13 @@ struct ManagedParameter {
   std::optional<ChunkId> gradient_chunk;               ///< absent for a parameter that needs no gradient
   std::weak_ptr<ManagedStorage> gradient;              ///< the storage of the gradient made last, while it lives
   std::shared_ptr<torch::autograd::Node> accumulator;  ///< kept, because hooks hang on it
+  std::shared_ptr<ParkedGradient> parked;              ///< what the hooks share
+
+  /// Throws LogicError, naming the parameter, if its tensor has no dense storage of its own on the session's device.
+  void require_manageable() const;
+
+  const void* optimizer = nullptr;  ///< whose states its chunks hold, while that optimizer lives
+  std::int64_t updates = 0;         ///< by that optimizer
 };
 
 }  // namespace terrace

@@ -18,7 +18,7 @@ ManagedStorage* ManagedStorage::of(const at::Tensor& tensor) noexcept {
   if (!tensor.defined() || !tensor.has_storage()) {
     return nullptr;
   }
-  return of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return of(storage_of(tensor));
 }
 
 std::shared_ptr<ManagedStorage> ManagedStorage::attach(c10::StorageImpl& storage, ChunkId chunk,
@@ -41,12 +41,13 @@ void ManagedStorage::detach(c10::DataPtr data) {
 }
 
 void ManagedStorage::open(std::byte* chunk_data) {
-  if (pin_count_++ == 0 && storage_ != nullptr) {
+  if (pin_count_ == 0 && storage_ != nullptr) {
     if (has_error_) {
       set_error({});
     }
     open_storage(*storage_, chunk_data + offset_bytes_);
   }
+  ++pin_count_;
 }
 
 void ManagedStorage::close() {

@@ -23,6 +23,11 @@ namespace terrace {
 
 class ManagedStorage;
 
+/// The storage of a tensor that has one.
+inline c10::StorageImpl& storage_of(const at::Tensor& tensor) {
+  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
 /// What the storages of a session share; outlives them.
 struct StorageRegistry {
   std::mutex mutex;
@@ -48,12 +53,14 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   /// by the caller.
   void open(std::byte* chunk_data);
   void close();
+  bool is_open() const noexcept { return pin_count_ > 0; }
   /// What access throws from now on; an empty text gives back the usual message. The mutex is held by the caller.
   void set_error(const std::string& text);
 
   ChunkId chunk() const noexcept { return chunk_; }
   std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
   const std::string& name() const noexcept { return name_; }
+  const StorageRegistry& registry() const noexcept { return *registry_; }
   /// Null once the storage has died. The mutex is held by the caller.
   c10::StorageImpl* storage() const noexcept { return storage_; }
 

@@ -33,6 +33,18 @@ Session::~Session() {
 
 void Session::manage(torch::nn::Module& module) { state_->manage(module); }
 
+Gathered Session::gather(torch::nn::Module& module, Access access) {
+  return gather(module.parameters(/*recurse=*/true), access);
+}
+
+Gathered Session::gather(std::vector<at::Tensor> tensors, Access access) {
+  return state_->gather(std::move(tensors), access);
+}
+
+void Session::for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access access) {
+  state_->for_each_parameter(visit, access);
+}
+
 at::Device Session::device() const { return at::kCPU; }
 
 MemoryUsage Session::memory_usage() const { return state_->memory().stream().usage(); }

@@ -14,15 +14,19 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
 #include "base/error.h"
+#include "integration/gathered.h"
+#include "memory/chunk.h"
 #include "memory/usage.h"
 
 namespace terrace {
@@ -53,6 +57,24 @@ class Session {
   /// buffers stay on the device. May be called again, for other modules or for parameters added since.
   /// Throws OutOfMemory if what must rest somewhere, or one op's smallest operand, does not fit.
   void manage(torch::nn::Module& module);
+
+  /// Keeps parameters on the device as ordinary tensors, whose bytes may be reached by pointer, for as long as what it
+  /// returns lives: of the module and those within it, or of a list. Updates that are queued for them are done first.
+  /// Ordinary tensors in the list stay as they are. `Access::write` where bytes may be changed other than by ops.
+  /// Changes made by pointer under `Access::read` may be lost. A step, or `manage`, while what is trained is gathered
+  /// throws LogicError.
+  ///
+  ///     auto view = session.gather(*model, terrace::Access::read);
+  ///
+  /// Throws OutOfMemory, with the bytes, if they do not fit the device together.
+  [[nodiscard]] Gathered gather(torch::nn::Module& module, Access access);
+  [[nodiscard]] Gathered gather(std::vector<at::Tensor> tensors, Access access);
+
+  /// Calls `visit` with each managed parameter's name and tensor, gathered one at a time, in the order in which they
+  /// came under management. The names are those within the module that was managed. Pass `Access::read` where bytes
+  /// are only looked at, so that nothing has to be written back.
+  void for_each_parameter(const std::function<void(const std::string& name, at::Tensor& parameter)>& visit,
+                          Access access = Access::write);
 
   /// Where the program's tensors go: `cpu` with the emulated device.
   at::Device device() const;

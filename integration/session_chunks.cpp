@@ -77,6 +77,19 @@ ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
   return id;
 }
 
+void SessionState::remove_set(std::uint32_t set) {
+  const ChunkSet& chunks = chunk_sets_[set];
+  for (const auto& id :
+       {std::optional(chunks.parameter), chunks.gradient, chunks.master, chunks.momentum, chunks.variance}) {
+    if (id) {
+      const ChunkInfo info = memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(*id).info(); });
+      rested_[index_of(info.home)] -= info.room_bytes[index_of(info.home)];
+      memory_.stream().remove_chunk(*id);
+    }
+  }
+  set_infos_[set] = {};
+}
+
 std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
   const SetInfo& info = set_infos_[request.set];
   const bool in_parameter_type = request.kind == Kind::parameter || request.kind == Kind::gradient;
@@ -97,7 +110,11 @@ void SessionState::check_room_to_work() const {
   std::uint64_t largest_on_device = 0;
   std::uint64_t largest_update = 0;
   memory_.stream().inspect([&](const Policy& policy) {
-    for (const ChunkSet& set : chunk_sets_) {
+    for (std::size_t at = 0; at < chunk_sets_.size(); ++at) {
+      if (set_infos_[at].parameters == 0) {
+        continue;
+      }
+      const ChunkSet& set = chunk_sets_[at];
       std::uint64_t update = 0;
       for (const auto& id : {std::optional(set.parameter), set.gradient, set.master, set.momentum, set.variance}) {
         if (!id) {

@@ -53,7 +53,7 @@ void SessionState::restore(ManagedStorage& storage) {
   }
   c10::DataPtr data = allocate_ordinary(bytes);
   auto* destination = static_cast<std::byte*>(data.mutable_get());
-  const std::array accesses{Access{storage.chunk(), Tier::host, AccessMode::read}};
+  const std::array accesses{ChunkAccess{storage.chunk(), Tier::host, Access::read}};
   const Pin pin = memory_.stream().acquire(accesses);
   for (std::uint64_t done = 0; done < bytes;) {
     const std::span<std::byte> piece = pin.host_bytes(0, storage.offset_bytes() + done);

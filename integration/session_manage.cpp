@@ -14,26 +14,6 @@
 namespace terrace {
 namespace {
 
-c10::StorageImpl& storage_of(const at::Tensor& tensor) {
-  return *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-void require_manageable(const std::string& name, const at::Tensor& tensor) {
-  const auto refuse = [&](const std::string& why) {
-    throw LogicError("parameter '" + name + "' cannot be managed: " + why);
-  };
-  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
-    refuse("it has no dense storage");
-  }
-  if (!tensor.device().is_cpu()) {
-    refuse("it is on " + tensor.device().str() + ", not on the session's device");
-  }
-  if (tensor.storage_offset() != 0 || !tensor.is_non_overlapping_and_dense() ||
-      storage_of(tensor).nbytes() != tensor.nbytes()) {
-    refuse("it does not cover a storage of its own (a view of another tensor?)");
-  }
-}
-
 /// Two tensors over one storage would have a gradient each, and one update.
 void require_same_tensor(const std::string& name, const at::Tensor& tensor, const at::Tensor& other) {
   if (!tensor.is_same(other)) {
@@ -45,7 +25,9 @@ void require_same_tensor(const std::string& name, const at::Tensor& tensor, cons
 }  // namespace
 
 void SessionState::manage(torch::nn::Module& module) {
+  require_not_gathered("manage");
   updates_->finish();  // what an update holds on the host could not leave
+  take_in_replaced();
   std::deque<ManagedParameter> found;
   std::unordered_map<const c10::StorageImpl*, at::Tensor> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
@@ -57,19 +39,19 @@ void SessionState::manage(torch::nn::Module& module) {
       require_same_tensor(item.key(), tensor, known->tensor);
       continue;
     }
-    if (ManagedStorage::of(tensor) != nullptr) {
-      throw LogicError("parameter '" + item.key() +
-                       "' is left over from a session that has ended, where it did not fit");
-    }
-    require_manageable(item.key(), tensor);
-    if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
-      require_same_tensor(item.key(), tensor, other->second);
-      continue;  // tied: listed under another name too
+    if (const ManagedStorage* storage = ManagedStorage::of(tensor)) {
+      require_own(*storage);
+      throw LogicError("parameter '" + item.key() + "' has the storage of '" + storage->name() + "'");
     }
     ManagedParameter parameter;
     parameter.name = item.key();
     parameter.tensor = tensor;
     parameter.elements = static_cast<std::uint64_t>(tensor.numel());
+    parameter.require_manageable();
+    if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
+      require_same_tensor(item.key(), tensor, other->second);
+      continue;  // tied: listed under another name too
+    }
     found.push_back(std::move(parameter));
   }
   std::vector<ManagedParameter> ordered(std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
@@ -84,35 +66,40 @@ void SessionState::manage(torch::nn::Module& module) {
 }
 
 void SessionState::manage_parameters(std::span<ManagedParameter> found) {
+  move_in_or_restore(found);
+  const std::size_t first = parameters_.size();
+  for (ManagedParameter& parameter : found) {
+    parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
+    ManagedParameter& kept = parameters_.emplace_back(std::move(parameter));
+    by_storage_.emplace(kept.storage.get(), &kept);
+  }
+  for (std::size_t i = first; i < parameters_.size(); ++i) {
+    watch(parameters_[i]);
+  }
+}
+
+void SessionState::watch(ManagedParameter& parameter) {
+  if (parameter.gradient_chunk) {
+    gradients_->watch(parameter);
+    gradients_->adopt(parameter);
+  }
+}
+
+void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
   const std::size_t first_set = set_infos_.size();
   try {
     move_in(found);
   } catch (...) {
-    // The module is as it was before; chunks made so far stay registered and hold nothing.
     for (const ManagedParameter& parameter : found) {
       if (parameter.storage) {
         restore(*parameter.storage);
       }
     }
     set_infos_.resize(chunk_sets_.size());
-    for (std::size_t set = first_set; set < set_infos_.size(); ++set) {
-      set_infos_[set].trainable = false;
+    for (auto set = static_cast<std::uint32_t>(first_set); set < set_infos_.size(); ++set) {
+      remove_set(set);
     }
     throw;
-  }
-  const std::size_t first = parameters_.size();
-  for (ManagedParameter& parameter : found) {
-    parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
-    ManagedParameter& kept = parameters_.emplace_back(std::move(parameter));
-    by_storage_.emplace(kept.storage.get(), &kept);
-    if (kept.gradient_chunk) {
-      gradients_->watch(kept);
-    }
-  }
-  for (std::size_t i = first; i < parameters_.size(); ++i) {
-    if (parameters_[i].gradient_chunk) {
-      gradients_->adopt(parameters_[i]);
-    }
   }
 }
 
@@ -140,6 +127,7 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
     found[i].chunk_set = first_set + layout.places[i].chunk;
     found[i].element_offset = layout.places[i].element_offset;
     members[layout.places[i].chunk].push_back(&found[i]);
+    ++set_infos_[found[i].chunk_set].parameters;
   }
 
   std::vector<ChunkRequest> parameter_chunks;
@@ -163,21 +151,25 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
 }
 
 void SessionState::fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members) {
-  const ChunkId chunk = chunk_sets_[set].parameter;
-  const std::array accesses{Access{chunk, Tier::host, AccessMode::write}};
+  const std::array accesses{ChunkAccess{chunk_sets_[set].parameter, Tier::host, Access::write}};
   const Pin pin = memory_.stream().acquire(accesses);
   for (ManagedParameter* parameter : members) {
-    c10::StorageImpl& storage = storage_of(parameter->tensor);
-    const auto* source = static_cast<const std::byte*>(storage.data());
-    const std::uint64_t begin = parameter->element_offset * parameter->tensor.element_size();
-    for (std::uint64_t done = 0; done < storage.nbytes();) {
-      const std::span<std::byte> piece = pin.host_bytes(0, begin + done);
-      const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), storage.nbytes() - done);
-      std::memcpy(piece.data(), source + done, bytes);
-      done += bytes;
-    }
-    parameter->storage = ManagedStorage::attach(storage, chunk, begin, parameter->name, registry_);
+    attach_run(*parameter, pin);
   }
+}
+
+void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {
+  c10::StorageImpl& storage = storage_of(parameter.tensor);
+  const auto* source = static_cast<const std::byte*>(storage.data());
+  const std::uint64_t begin = parameter.element_offset * parameter.tensor.element_size();
+  for (std::uint64_t done = 0; done < storage.nbytes();) {
+    const std::span<std::byte> piece = pin.host_bytes(0, begin + done);
+    const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), storage.nbytes() - done);
+    std::memcpy(piece.data(), source + done, bytes);
+    done += bytes;
+  }
+  parameter.storage =
+      ManagedStorage::attach(storage, chunk_sets_[parameter.chunk_set].parameter, begin, parameter.name, registry_);
 }
 
 void SessionState::manage_buffer(const at::Tensor& buffer) {

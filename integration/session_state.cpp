@@ -22,29 +22,9 @@ bool a_core_is_free() { return at::get_num_threads() < static_cast<int>(std::thr
 }  // namespace
 
 /// Holds an op's operands for as long as it runs.
-class SessionState::OpPins final : public at::ObserverContext {
+class SessionState::OpPins final : public at::ObserverContext, public OpenStorages {
  public:
-  OpPins(std::shared_ptr<StorageRegistry> registry, Pin pin, std::span<const OpOperand> operands)
-      : registry_(std::move(registry)), pin_(std::move(pin)) {
-    storages_.reserve(operands.size());
-    const std::scoped_lock lock(registry_->mutex);
-    for (std::size_t i = 0; i < operands.size(); ++i) {
-      storages_.push_back(operands[i].storage->shared_from_this());
-      storages_.back()->open(pin_.device(i));
-    }
-  }
-
-  ~OpPins() override {
-    const std::scoped_lock lock(registry_->mutex);
-    for (const auto& storage : storages_) {
-      storage->close();
-    }
-  }
-
- private:
-  const std::shared_ptr<StorageRegistry> registry_;
-  const Pin pin_;
-  std::vector<std::shared_ptr<ManagedStorage>> storages_;
+  using OpenStorages::OpenStorages;
 };
 
 SessionState::SessionState(const Config& config)
@@ -66,6 +46,11 @@ void SessionState::close() noexcept {
   detach_interceptor();
   detach_program_memory();
   gradients_->close();
+  for (const auto& each : gathered_) {
+    if (const auto open = each.lock()) {
+      open->end();
+    }
+  }
   try {
     updates_->finish();
     restore_storages();
@@ -100,6 +85,7 @@ std::exception_ptr SessionState::last_error() const {
 }
 
 UpdateTicket SessionState::update(UpdateJob job) {
+  require_not_gathered("step");
   UpdateTicket ticket = updates_->submit(std::move(job));
   if (config_.optimizer.update == "immediate") {
     updates_->finish();
@@ -127,10 +113,13 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
   try {
     notice_dead_storages();
     notice_pass(operands, input_shapes);
-    c10::SmallVector<Access, 8> accesses;
+    c10::SmallVector<ChunkAccess, 8> accesses;
+    OpenStorages::Storages storages;
+    storages.reserve(operands.size());
     for (const OpOperand& operand : operands) {
-      accesses.push_back(
-          {operand.storage->chunk(), Tier::device, operand.writes ? AccessMode::write : AccessMode::read});
+      require_own(*operand.storage);
+      accesses.push_back({operand.storage->chunk(), Tier::device, operand.writes ? Access::write : Access::read});
+      storages.push_back(operand.storage->shared_from_this());
     }
     if (RecomputedBlock* const block = RecomputedBlock::recording()) {
       for (const OpOperand& operand : operands) {
@@ -139,15 +128,29 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
         }
       }
     }
-    return std::make_unique<OpPins>(registry_, memory_.stream().acquire({accesses.data(), accesses.size()}), operands);
+    return std::make_unique<OpPins>(registry_, memory_.stream().acquire({accesses.data(), accesses.size()}),
+                                    std::move(storages));
   } catch (const std::exception& error) {
     refused(std::current_exception());
+    // Those that are gathered stay open, if there is another at which the op fails.
     const std::scoped_lock lock(registry_->mutex);
+    const auto own = [&](const OpOperand& operand) { return &operand.storage->registry() == registry_.get(); };
+    const bool all_open = std::all_of(operands.begin(), operands.end(), [&](const OpOperand& operand) {
+      return own(operand) && operand.storage->is_open();
+    });
     for (const OpOperand& operand : operands) {
-      operand.storage->set_error(std::string("terrace: '") + operand.storage->name() +
-                                 "' could not be brought to the device: " + error.what());
+      if (own(operand) && (all_open || !operand.storage->is_open())) {
+        operand.storage->set_error(std::string("terrace: '") + operand.storage->name() +
+                                   "' could not be brought to the device: " + error.what());
+      }
     }
     return nullptr;
+  }
+}
+
+void SessionState::require_own(const ManagedStorage& storage) const {
+  if (&storage.registry() != registry_.get()) {
+    throw LogicError("'" + storage.name() + "' is left over from a session that has ended, where it did not fit");
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -17,9 +18,11 @@
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
+#include "integration/gathered.h"
 #include "integration/gradients.h"
 #include "integration/interceptor.h"
 #include "integration/managed_parameter.h"
+#include "integration/open_storages.h"
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
 #include "memory/placement.h"
@@ -33,6 +36,10 @@ class SessionState final : public OpPinner, public ProgramMemory {
   ~SessionState() override;
 
   void manage(torch::nn::Module& module);
+  /// Brings parameters whose storage the program has replaced (by set_data, Module::to, torch::load) under management
+  /// again, and those that need a gradient now and needed none before. Throws LogicError, naming the parameter, where
+  /// that cannot be.
+  void take_in_replaced();
   /// Gives every trainable chunk set that AdamW can update its moments, and a master where it needs one. Throws
   /// OutOfMemory.
   void add_optimizer_chunks();
@@ -46,6 +53,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   Gradients& gradients() noexcept { return *gradients_; }
   SessionMemory& memory() noexcept { return memory_; }
   UpdateQueue& updates() noexcept { return *updates_; }
+  Gathered gather(std::vector<at::Tensor> tensors, Access mode);
+  void for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode);
+
   /// Queues an update, or runs it at once where the configuration says so, and ends the step.
   UpdateTicket update(UpdateJob job);
 
@@ -69,14 +79,31 @@ class SessionState final : public OpPinner, public ProgramMemory {
     at::ScalarType type = at::kFloat;
     std::uint64_t elements = 0;
     bool trainable = false;
+    std::size_t parameters = 0;  ///< that lie in it; without any its chunks are removed
   };
 
+  /// Throws LogicError if the storage belongs to a session that has ended.
+  void require_own(const ManagedStorage& storage) const;
+  /// Throws LogicError if anything that a step changes is gathered at the moment.
+  void require_not_gathered(const std::string& what) const;
   /// Tells residency which pass an op begins, or goes on with.
   void notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes);
   void manage_parameters(std::span<ManagedParameter> found);
+  /// Has the parameter's gradients come under management, and the one that it has.
+  void watch(ManagedParameter& parameter);
+  /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
+  void move_in_or_restore(std::span<ManagedParameter> found);
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
   void manage_buffer(const at::Tensor& buffer);
+  void remove_set(std::uint32_t set);
+  /// The parameter's new storage holds its bytes in the run that it has.
+  void refill(ManagedParameter& parameter);
+  /// The parameters are of another type or size now, or have gradients, and get other runs.
+  void manage_anew(std::span<ManagedParameter*> parameters);
+  /// Copies the tensor's bytes to the parameter's run, of whose chunk alone `pin` holds the host's copy, and attaches
+  /// its storage to it.
+  void attach_run(ManagedParameter& parameter, const Pin& pin);
   void fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members);
   /// Registers one chunk a request, at homes chosen by `shares`.
   struct ChunkRequest {
@@ -102,6 +129,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::shared_ptr<Gradients> gradients_;
   std::deque<ManagedParameter> parameters_;  // stable addresses
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;
+  std::vector<std::weak_ptr<OpenStorages>> gathered_;
   std::vector<ChunkSet> chunk_sets_;
   std::vector<SetInfo> set_infos_;
   RestingRoom rested_{};  ///< bytes that rest on each tier

@@ -456,7 +456,7 @@ TEST(AdamW, accepts_a_frozen_float64_parameter) {
   EXPECT_NO_THROW(optimizer.step());
 }
 
-TEST(AdamW, refuses_by_name_to_pass_over_a_parameter_that_was_unfrozen_after_manage) {
+TEST(AdamW, takes_a_parameter_that_was_unfrozen_after_manage) {
   const Config config = tight();
   at::set_num_threads(1);
   Session session(config);
@@ -464,9 +464,67 @@ TEST(AdamW, refuses_by_name_to_pass_over_a_parameter_that_was_unfrozen_after_man
   model.layers[1]->weight.requires_grad_(false);
   session.manage(model);
   AdamW optimizer(session, usual());
+  model.forward(batch()).backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  const at::Tensor before = model.layers[1]->weight.detach().clone();
   model.layers[1]->weight.requires_grad_(true);
   model.forward(batch()).backward();
+  optimizer.step();
+  EXPECT_FALSE(torch::equal(model.layers[1]->weight, before));
+  EXPECT_ANY_THROW(model.layers[1]->weight.data_ptr()) << "it is still managed";
+}
+
+TEST(AdamW, refuses_by_name_a_gradient_of_what_requires_none) {
+  at::set_num_threads(1);
+  Session session(tight());
+  Mlp model;
+  model.layers[1]->weight.requires_grad_(false);
+  session.manage(model);
+  AdamW optimizer(session, {torch::optim::OptimizerParamGroup(model.parameters())}, usual());
+  model.layers[1]->weight.mutable_grad() = torch::ones({4});
   expect_logic_error("'layer1.weight'", [&] { optimizer.step(); });
+}
+
+TEST(AdamW, begins_without_the_states_of_one_that_was_there_before) {
+  at::set_num_threads(1);
+  const auto train = [](const std::optional<Config>& config) {
+    torch::manual_seed(5);
+    std::optional<Session> session;
+    if (config) {
+      session.emplace(*config);
+    }
+    Mlp model;
+    if (session) {
+      session->manage(model);
+    }
+    for (const double rate : {1e-2, 3e-3}) {
+      const auto optimizer = session ? std::make_unique<AdamW>(*session, AdamW::Options(rate))
+                                     : std::make_unique<AdamW>(model.parameters(), AdamW::Options(rate));
+      for (int step = 0; step < 3; ++step) {
+        model.forward(batch()).backward();
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+    }
+    session.reset();
+    return model.layers[1]->weight.detach().clone();
+  };
+  EXPECT_TRUE(same_bits(train(tight()), train(std::nullopt)));
+}
+
+TEST(AdamW, two_over_one_parameter_are_refused_by_its_name) {
+  at::set_num_threads(1);
+  Session session(tight());
+  Mlp model;
+  session.manage(model);
+  std::optional<AdamW> first(std::in_place, session, usual());
+  AdamW second(session, {torch::optim::OptimizerParamGroup({model.layers[1]->weight})}, usual());
+  model.forward(batch()).backward();
+  first->step();
+  expect_logic_error("'layer1.weight'", [&] { second.step(); });
+  first.reset();
+  EXPECT_NO_THROW(second.step());
 }
 
 TEST(AdamW, steps_with_a_closure) {

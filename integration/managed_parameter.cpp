@@ -1,0 +1,23 @@
+#include "integration/managed_parameter.h"
+
+#include "base/error.h"
+
+namespace terrace {
+
+void ManagedParameter::require_manageable() const {
+  const auto refuse = [&](const std::string& why) {
+    throw LogicError("parameter '" + name + "' cannot be managed: " + why);
+  };
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
+    refuse("it has no dense storage");
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse("it is on " + tensor.device().str() + ", not on the session's device");
+  }
+  if (tensor.storage_offset() != 0 || !tensor.is_non_overlapping_and_dense() ||
+      storage_of(tensor).nbytes() != tensor.nbytes()) {
+    refuse("it does not cover a storage of its own (a view of another tensor?)");
+  }
+}
+
+}  // namespace terrace

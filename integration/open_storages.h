@@ -1,0 +1,35 @@
+/// Managed storages whose bytes are on the device and can be reached, for as long as this lives.
+///
+/// Threads: made, ended and destroyed by any thread, by one at a time.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "integration/managed_storage.h"
+#include "memory/access_stream.h"
+
+namespace terrace {
+
+class OpenStorages {
+ public:
+  using Storages = std::vector<std::shared_ptr<ManagedStorage>>;
+
+  /// `pin` holds, at the position of each storage, that storage's chunk on the device.
+  OpenStorages(std::shared_ptr<StorageRegistry> registry, Pin pin, Storages storages);
+  ~OpenStorages() { end(); }
+  OpenStorages(const OpenStorages&) = delete;
+  OpenStorages& operator=(const OpenStorages&) = delete;
+
+  /// Closes them and gives up the pin. Nothing the second time.
+  void end() noexcept;
+
+  const Storages& storages() const noexcept { return storages_; }
+
+ private:
+  const std::shared_ptr<StorageRegistry> registry_;
+  Pin pin_;
+  Storages storages_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,102 @@
+// What LibTorch saves for backward, and what it says when that has changed.
+#include "tests/integration/programs/programs.h"
+
+namespace terrace::testing {
+namespace {
+
+/// What `act` throws, without the backtrace.
+template <class Act>
+std::string error_of(Act&& act) {
+  try {
+    act();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+
+void changed_in_place(World& world) {
+  const auto model = world.make<Stack>();
+  world.manage(*model);
+  const auto optimizer = world.adamw();
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor hidden = torch::tanh(model->layers[0](torch::randn({8, 64})));
+    const at::Tensor loss = model->forward(hidden).pow(2).mean();
+    if (step == 1) {
+      const at::NoGradGuard no_grad;
+      hidden.mul_(2);  // tanh has saved it
+      world.record("error", error_of([&] { loss.backward(); }));
+    } else {
+      loss.backward();
+    }
+    optimizer->zero_grad(step == 1);
+    optimizer->step();
+  }
+  const at::Tensor loss = model->loss();
+  {
+    const at::NoGradGuard no_grad;
+    model->layers[3]->weight.mul_(2);  // and of a parameter
+  }
+  world.record("error", error_of([&] { loss.backward(); }));
+  optimizer->zero_grad();
+  train(
+      world, *model, *optimizer, [&](int) { return model->loss(); }, 2);
+}
+
+void changed_in_place_in_block(World& world) {
+  const auto model = world.make<Stack>();
+  world.manage(*model);
+  const auto optimizer = world.adamw();
+  const at::Tensor input = torch::randn({8, 64}).requires_grad_();
+  const at::Tensor start = input * 1;
+  const at::Tensor out =
+      block([layer = model->layers[0]](const at::Tensor& x) mutable { return torch::tanh(layer(x)).pow(2); }, start);
+  {
+    const at::NoGradGuard no_grad;
+    start.mul_(3);  // the block's input
+  }
+  world.record("error", error_of([&] { out.mean().backward(); }));
+  optimizer->zero_grad();
+  const at::Tensor second = block(
+      [layer = model->layers[1]](const at::Tensor& x) mutable {
+        const at::Tensor y = torch::tanh(layer(x));
+        const at::Tensor z = y * y;
+        const at::NoGradGuard no_grad;
+        y.add_(1);  // what it saved itself
+        return z;
+      },
+      input);
+  world.record("error inside", error_of([&] { second.mean().backward(); }));
+  optimizer->zero_grad();
+  train(
+      world, *model, *optimizer, [&](int) { return model->loss(); }, 2);
+}
+
+void kept_over_a_step(World& world) {
+  const auto model = world.make<Stack>();
+  world.manage(*model);
+  const auto optimizer = world.adamw();
+  const at::Tensor kept = model->loss();
+  model->loss().backward();
+  optimizer->step();
+  optimizer->zero_grad();
+  world.record("error", error_of([&] { kept.backward(); }));
+  optimizer->zero_grad();
+  train(
+      world, *model, *optimizer, [&](int) { return model->loss(); }, 2);
+}
+
+}  // namespace
+
+std::vector<Program> saved_tensor_programs() {
+  return {
+      {"an in-place change after saving", "of an activation and of a parameter", changed_in_place},
+      {"an in-place change after saving, with hooks on", "the same where blocks run again", changed_in_place, nullptr,
+       true},
+      {"an in-place change after saving, inside blocks", "of a block's input, and within it", changed_in_place_in_block,
+       nullptr, true},
+      {"a graph kept over a step", "its parameters have been updated since", kept_over_a_step},
+  };
+}
+
+}  // namespace terrace::testing
