@@ -14,12 +14,12 @@ namespace {
 /// A gradient until its update has read it. Residency hears of its end at once: dead bytes need not move.
 class HeldGradient {
  public:
-  HeldGradient(at::Tensor gradient, const std::shared_ptr<SessionState>& state)
-      : gradient_(std::move(gradient)), state_(state) {}
+  HeldGradient(at::Tensor gradient, std::weak_ptr<Gradients> gradients)
+      : gradient_(std::move(gradient)), gradients_(std::move(gradients)) {}
   ~HeldGradient() {
     gradient_.reset();
-    if (const std::shared_ptr<SessionState> state = state_.lock()) {
-      state->notice_dead_storages();
+    if (const std::shared_ptr<Gradients> gradients = gradients_.lock()) {
+      gradients->notice_dead_storages();
     }
   }
   HeldGradient(const HeldGradient&) = delete;
@@ -27,7 +27,7 @@ class HeldGradient {
 
  private:
   at::Tensor gradient_;
-  const std::weak_ptr<SessionState> state_;
+  const std::weak_ptr<Gradients> gradients_;
 };
 
 class Managed final : public AdamWBackend {
@@ -67,7 +67,8 @@ class Managed final : public AdamWBackend {
     if (!state) {
       throw LogicError("AdamW: the session of this optimizer has ended");
     }
-    state->notice_dead_storages();
+    state->require_not_gathered("step");
+    state->gradients().notice_dead_storages();
     state->take_in_replaced();
     if (joins_all_) {
       join_new_parameters(*state, groups);
@@ -86,7 +87,8 @@ class Managed final : public AdamWBackend {
         }
         ManagedParameter& parameter = managed(*state, tensors[i], group, i);
         take_over(parameter);
-        auto gradient = std::make_shared<const HeldGradient>(state->gradients().for_update(parameter), state);
+        auto gradient = std::make_shared<const HeldGradient>(state->gradients().for_update(parameter),
+                                                             state->gradients().weak_from_this());
         job.segments.push_back({.chunks = state->chunk_sets()[parameter.chunk_set],
                                 .element_offset = parameter.element_offset,
                                 .elements = parameter.elements,
@@ -96,11 +98,12 @@ class Managed final : public AdamWBackend {
         updated.push_back(&parameter);
       }
     }
-    ticket_ = state->update(std::move(job));
+    ticket_ = state->submit(std::move(job));
     for (ManagedParameter* parameter : updated) {
       ++parameter->updates;
       parameter->tensor.unsafeGetTensorImpl()->bump_version();
     }
+    state->end_step();
   }
 
   std::optional<double> gradient_norm() const override {

@@ -78,6 +78,10 @@ void Gradients::watch(ManagedParameter& parameter) {
   if (!parameter.parked) {
     parameter.parked = std::make_shared<ParkedGradient>();
   }
+  if (parameter.accumulator && !parameter.accumulator->input_metadata(0).is_same_shape(parameter.tensor)) {
+    // LibTorch makes another for another shape once nobody holds this one.
+    autograd::impl::set_grad_accumulator(parameter.tensor, {});
+  }
   if (const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
       accumulator != parameter.accumulator) {
     parameter.accumulator = accumulator;
@@ -102,8 +106,8 @@ void Gradients::adopt(ManagedParameter& parameter) {
   if (!gradient.defined() || gradient.requires_grad()) {
     return;
   }
-  if (ManagedStorage::of(parameter.tensor) != parameter.storage.get()) {
-    return;  // the parameter has another storage now, perhaps of another shape; `step` says so
+  if (ManagedStorage::of(parameter.tensor) != parameter.storage.get() || !parameter.gradient_chunk) {
+    return;  // it has another storage now, perhaps of another shape, or was unfrozen: the next step takes it in
   }
   const ManagedStorage* managed = ManagedStorage::of(gradient);
   if (managed != nullptr && managed == parameter.gradient.lock().get() && gradient.storage_offset() == 0 &&
@@ -191,6 +195,10 @@ void Gradients::make_ordinary(ManagedStorage& storage) {
     if (storage.storage() == nullptr) {
       return;
     }
+    if (storage.is_open()) {
+      throw LogicError("'" + storage.name() + "' has to give up its place while it is gathered",
+                       "end what Session::gather returned first");
+    }
     bytes = storage.storage()->nbytes();
   }
   c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes);
@@ -204,6 +212,21 @@ void Gradients::make_ordinary(ManagedStorage& storage) {
     }
   }
   on_storage_death(storage);
+}
+
+void Gradients::notice_dead_storages() {
+  if (!registry_->any_gone.load(std::memory_order_acquire)) {
+    return;
+  }
+  std::vector<std::shared_ptr<ManagedStorage>> gone;
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    gone.swap(registry_->gone);
+    registry_->any_gone.store(false, std::memory_order_release);
+  }
+  for (const auto& storage : gone) {
+    on_storage_death(*storage);
+  }
 }
 
 void Gradients::on_storage_death(const ManagedStorage& storage) {

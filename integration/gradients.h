@@ -33,10 +33,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// itself copied there. To be kept until the update is done. The gradient must be defined.
   at::Tensor for_update(ManagedParameter& parameter);
 
-  /// A managed storage died. Others than gradients are ignored. Any thread.
-  void on_storage_death(const ManagedStorage& storage);
+  /// Tells residency of gradients that died since the last call. Any thread.
+  void notice_dead_storages();
 
-  /// Gives a managed storage ordinary memory with its bytes. Nothing if it has died.
+  /// Gives a managed storage ordinary memory with its bytes. Nothing if it has died. Throws LogicError if it is
+  /// gathered.
   void make_ordinary(ManagedStorage& storage);
 
   /// Hooks that outlive the session call through from now on.
@@ -49,6 +50,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   /// Puts our post-accumulate hook before the one that is there, unless that is ours.
   void hook_restore(ManagedParameter& parameter);
+  /// A managed storage died. Others than gradients are ignored.
+  void on_storage_death(const ManagedStorage& storage);
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);
 

@@ -41,7 +41,7 @@ void ManagedStorage::detach(c10::DataPtr data) {
 }
 
 void ManagedStorage::open(std::byte* chunk_data) {
-  if (pin_count_ == 0 && storage_ != nullptr) {
+  if (storage_ != nullptr && (pin_count_ == 0 || has_error_)) {
     if (has_error_) {
       set_error({});
     }
@@ -76,7 +76,7 @@ void ManagedStorage::on_storage_death(void* context) {
 
 std::string ManagedStorage::usual_message() const {
   return "terrace: the bytes of '" + name_ +
-         "' are managed: they can be touched by ops only, or as tensors made from it by ops such as clone()";
+         "' are managed: they can be touched by ops, or by pointer while Session::gather holds them";
 }
 
 }  // namespace terrace

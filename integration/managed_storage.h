@@ -2,7 +2,7 @@
 ///
 /// The storage's own data pointer says so: its deleter is ours and its context is the ManagedStorage, which
 /// it keeps alive; no table is needed to find one, and an address that is used again cannot be mistaken.
-/// The storage is closed but for the time that ops on it run.
+/// The storage is closed but for the time that ops on it run, or that it is gathered.
 ///
 /// Threads: `pin_count` and the storage's pointer change under the registry's mutex. No LibTorch memory is
 /// freed under it.

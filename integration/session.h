@@ -6,8 +6,8 @@
 ///     terrace::AdamW optimizer(session, torch::optim::AdamWOptions(3e-4));
 ///
 /// After that the training loop is plain LibTorch. One session lives at a time in a process; a second one
-/// throws LogicError. While it lives, a managed parameter's bytes can be touched by ops only: anything else
-/// throws, naming the parameter. Ops that fail because of the session throw c10::Error with the message;
+/// throws LogicError. While it lives, a managed parameter's bytes can be touched by ops, and while they are gathered:
+/// anything else throws, naming the parameter. Ops that fail because of the session throw c10::Error with the message;
 /// `last_error` has the typed exception.
 ///
 /// One thread trains a session's models; which one may change between ops.

@@ -34,14 +34,24 @@ void SessionState::add_optimizer_chunks() {
   }
   updates_->finish();  // what an update holds on the host could not leave
   const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, 0);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const ChunkId id = add_chunk(requests[i], homes[i]);
-    ChunkSet& set = chunk_sets_[requests[i].set];
-    (requests[i].kind == Kind::master     ? set.master
-     : requests[i].kind == Kind::momentum ? set.momentum
-                                          : set.variance) = id;
+  const auto place_of = [&](const ChunkRequest& request) -> std::optional<ChunkId>& {
+    ChunkSet& set = chunk_sets_[request.set];
+    return request.kind == Kind::master ? set.master : request.kind == Kind::momentum ? set.momentum : set.variance;
+  };
+  try {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      place_of(requests[i]) = add_chunk(requests[i], homes[i]);
+    }
+    check_room_to_work();
+  } catch (...) {
+    for (const ChunkRequest& request : requests) {
+      if (std::optional<ChunkId>& added = place_of(request)) {
+        remove_chunk(*added);
+        added.reset();
+      }
+    }
+    throw;
   }
-  check_room_to_work();
 }
 
 std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> requests,
@@ -77,14 +87,18 @@ ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
   return id;
 }
 
+void SessionState::remove_chunk(ChunkId id) {
+  const ChunkInfo info = memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(id).info(); });
+  rested_[index_of(info.home)] -= info.room_bytes[index_of(info.home)];
+  memory_.stream().remove_chunk(id);
+}
+
 void SessionState::remove_set(std::uint32_t set) {
   const ChunkSet& chunks = chunk_sets_[set];
   for (const auto& id :
        {std::optional(chunks.parameter), chunks.gradient, chunks.master, chunks.momentum, chunks.variance}) {
     if (id) {
-      const ChunkInfo info = memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(*id).info(); });
-      rested_[index_of(info.home)] -= info.room_bytes[index_of(info.home)];
-      memory_.stream().remove_chunk(*id);
+      remove_chunk(*id);
     }
   }
   set_infos_[set] = {};

@@ -18,7 +18,7 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
       accesses.push_back({storage->chunk(), Tier::device, mode});
     }
   }
-  notice_dead_storages();
+  gradients_->notice_dead_storages();
   std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
   Pin pin = accesses.empty() ? Pin() : memory_.stream().acquire(accesses, AccessOrigin::beside_program);
   auto open = std::make_shared<OpenStorages>(registry_, std::move(pin), std::move(storages));

@@ -9,12 +9,14 @@
 namespace terrace {
 
 void SessionState::take_in_replaced() {
+  std::vector<ManagedParameter*> same;
   std::vector<ManagedParameter*> anew;
   for (ManagedParameter& parameter : parameters_) {
     const ManagedStorage* const now = ManagedStorage::of(parameter.tensor);
+    const bool is_unfrozen = parameter.tensor.requires_grad() && !parameter.gradient_chunk;
     if (now == parameter.storage.get()) {
-      if (parameter.tensor.requires_grad() && !parameter.gradient_chunk) {
-        anew.push_back(&parameter);  // it was frozen
+      if (is_unfrozen) {
+        anew.push_back(&parameter);
       }
       continue;
     }
@@ -23,15 +25,20 @@ void SessionState::take_in_replaced() {
                        "give it a copy of its own");
     }
     parameter.require_manageable();
-    if (parameter.tensor.scalar_type() == set_infos_[parameter.chunk_set].type &&
-        static_cast<std::uint64_t>(parameter.tensor.numel()) == parameter.elements) {
-      refill(parameter);
-    } else if (parameter.updates > 0) {
+    const bool has_same_run = parameter.tensor.scalar_type() == set_infos_[parameter.chunk_set].type &&
+                              static_cast<std::uint64_t>(parameter.tensor.numel()) == parameter.elements;
+    if (!has_same_run && parameter.updates > 0) {
       throw LogicError("parameter '" + parameter.name + "' has another type or size since it was updated",
                        "change it before the first step, or end its optimizer first");
-    } else {
-      anew.push_back(&parameter);
     }
+    (has_same_run && !is_unfrozen ? same : anew).push_back(&parameter);
+  }
+  if (same.empty() && anew.empty()) {
+    return;
+  }
+  updates_->finish();  // what an update holds on the host could not leave
+  for (ManagedParameter* parameter : same) {
+    refill(*parameter);
   }
   // A chunk's worth at a time: meanwhile they are ordinary tensors on the device.
   for (auto first = anew.begin(); first != anew.end();) {
@@ -48,44 +55,48 @@ void SessionState::take_in_replaced() {
 void SessionState::refill(ManagedParameter& parameter) {
   // Whoever still holds the storage before keeps its bytes.
   gradients_->make_ordinary(*parameter.storage);
-  by_storage_.erase(parameter.storage.get());
   {
     const std::array accesses{ChunkAccess{chunk_sets_[parameter.chunk_set].parameter, Tier::host, Access::write}};
-    const Pin pin = memory_.stream().acquire(accesses);
+    const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+    by_storage_.erase(parameter.storage.get());
     attach_run(parameter, pin);
+    by_storage_.emplace(parameter.storage.get(), &parameter);
   }
-  by_storage_.emplace(parameter.storage.get(), &parameter);
   watch(parameter);
 }
 
 void SessionState::manage_anew(std::span<ManagedParameter*> parameters) {
-  updates_->finish();
   std::vector<ManagedParameter> copies;
   for (const ManagedParameter* parameter : parameters) {
     gradients_->make_ordinary(*parameter->storage);
+    if (const auto gradient = parameter->gradient.lock()) {
+      gradients_->make_ordinary(*gradient);
+    }
     ManagedParameter& copy = copies.emplace_back();
     copy.name = parameter->name;
     copy.tensor = parameter->tensor;
     copy.elements = static_cast<std::uint64_t>(parameter->tensor.numel());
   }
   move_in_or_restore(copies);
+  // All of them have their new runs before anything else may fail.
   for (std::size_t i = 0; i < copies.size(); ++i) {
     ManagedParameter& parameter = *parameters[i];
-    const std::uint32_t set_before = parameter.chunk_set;
-    if (const auto gradient = parameter.gradient.lock()) {
-      gradients_->make_ordinary(*gradient);
-    }
     by_storage_.erase(parameter.storage.get());
+    --set_infos_[parameter.chunk_set].parameters;
     parameter.storage = std::move(copies[i].storage);
     parameter.chunk_set = copies[i].chunk_set;
     parameter.element_offset = copies[i].element_offset;
     parameter.elements = copies[i].elements;
     parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
     by_storage_.emplace(parameter.storage.get(), &parameter);
-    if (--set_infos_[set_before].parameters == 0) {
-      remove_set(set_before);
+  }
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    if (set_infos_[set].parameters == 0 && set_infos_[set].elements > 0) {
+      remove_set(set);
     }
-    watch(parameter);
+  }
+  for (ManagedParameter* parameter : parameters) {
+    watch(*parameter);
   }
   check_room_to_work();
 }

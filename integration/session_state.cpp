@@ -64,35 +64,19 @@ ManagedParameter* SessionState::find(const at::Tensor& tensor) noexcept {
   return found == by_storage_.end() ? nullptr : found->second;
 }
 
-void SessionState::notice_dead_storages() {
-  if (!registry_->any_gone.load(std::memory_order_acquire)) {
-    return;
-  }
-  std::vector<std::shared_ptr<ManagedStorage>> gone;
-  {
-    const std::scoped_lock lock(registry_->mutex);
-    gone.swap(registry_->gone);
-    registry_->any_gone.store(false, std::memory_order_release);
-  }
-  for (const auto& storage : gone) {
-    gradients_->on_storage_death(*storage);
-  }
-}
-
 std::exception_ptr SessionState::last_error() const {
   const std::scoped_lock lock(error_mutex_);
   return last_error_;
 }
 
-UpdateTicket SessionState::update(UpdateJob job) {
-  require_not_gathered("step");
-  UpdateTicket ticket = updates_->submit(std::move(job));
+UpdateTicket SessionState::submit(UpdateJob job) { return updates_->submit(std::move(job)); }
+
+void SessionState::end_step() {
   if (config_.optimizer.update == "immediate") {
     updates_->finish();
   }
   pass_ = Pass::unknown;
   memory_.stream().step_mark();
-  return ticket;
 }
 
 void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes) {
@@ -111,7 +95,7 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_
 std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands,
                                                        std::uint64_t input_shapes) noexcept {
   try {
-    notice_dead_storages();
+    gradients_->notice_dead_storages();
     notice_pass(operands, input_shapes);
     c10::SmallVector<ChunkAccess, 8> accesses;
     OpenStorages::Storages storages;
@@ -155,7 +139,7 @@ void SessionState::require_own(const ManagedStorage& storage) const {
 }
 
 std::shared_ptr<BlockSource> SessionState::source() {
-  notice_dead_storages();
+  gradients_->notice_dead_storages();
   return memory_.source();
 }
 

@@ -56,11 +56,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   Gathered gather(std::vector<at::Tensor> tensors, Access mode);
   void for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode);
 
-  /// Queues an update, or runs it at once where the configuration says so, and ends the step.
-  UpdateTicket update(UpdateJob job);
-
-  /// Tells residency of storages that died since the last call. Any thread.
-  void notice_dead_storages();
+  UpdateTicket submit(UpdateJob job);
+  /// Finishes the update that was submitted, where the configuration says so, and ends the step.
+  void end_step();
+  /// Throws LogicError if anything that a step changes is gathered at the moment.
+  void require_not_gathered(const std::string& what) const;
 
   std::exception_ptr last_error() const;
 
@@ -84,8 +84,6 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   /// Throws LogicError if the storage belongs to a session that has ended.
   void require_own(const ManagedStorage& storage) const;
-  /// Throws LogicError if anything that a step changes is gathered at the moment.
-  void require_not_gathered(const std::string& what) const;
   /// Tells residency which pass an op begins, or goes on with.
   void notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes);
   void manage_parameters(std::span<ManagedParameter> found);
@@ -96,6 +94,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
   void manage_buffer(const at::Tensor& buffer);
+  void remove_chunk(ChunkId id);
   void remove_set(std::uint32_t set);
   /// The parameter's new storage holds its bytes in the run that it has.
   void refill(ManagedParameter& parameter);

@@ -115,7 +115,8 @@ void Policy::transfer_done(const Transfer& transfer) {
     plan_again(transfer.chunk, Tier::device);
   }
   drop_if_dead(transfer.chunk);
-  if (transfer.to == Tier::host && std::exchange(chunk.passes_host, false) && can_leave(transfer.chunk, Tier::host)) {
+  if (transfer.to == Tier::host && std::exchange(chunk.passes_host, false) && !chunk.pinned() &&
+      can_leave(transfer.chunk, Tier::host)) {
     evict(transfer.chunk, Tier::host, TransferPriority::write_back);
   }
   advance();
@@ -145,7 +146,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
     vacate(transfer.chunk, transfer.to);
   }
   if (transfer.to == Tier::host) {
-    // The device may have it from NVMe. To bring it here is not tried again before somebody needs it.
+    // The device may have it from NVMe. To bring it here is not tried again at once.
     Lane& device = lanes_[index_of(Tier::device)];
     device.planned = std::min(device.planned, device.forecast.next_use(transfer.chunk).value_or(device.planned));
   }

@@ -186,7 +186,7 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   // What is announced again comes from the device, by the end of this pass.
   for (std::size_t at = 0; tier == Tier::host && at + schedule.size() < position; ++at) {
     const Residency& chunk = chunks_[schedule[at].chunk];
-    if (chunk.at(Tier::host).state == CopyState::absent && !chunk.at(Tier::nvme).readable() &&
+    if (!chunk.removed && chunk.at(Tier::host).state == CopyState::absent && !chunk.at(Tier::nvme).readable() &&
         schedule.next_use(schedule[at].chunk, 0) == at) {
       room += chunk.info().room_bytes[index_of(tier)];
     }
@@ -255,8 +255,10 @@ void Policy::clean_by_host() {
       continue;
     }
     const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
-    const auto use = lanes_[index_of(Tier::host)].forecast.next_use(id);
-    Room room = use ? make_room_ahead(room_bytes, Tier::host, *use, distance_of(id, Tier::host)) : Room::none;
+    const Lane& host = lanes_[index_of(Tier::host)];
+    const auto use = host.forecast.next_use(id);
+    Room room = use && !host.short_of_room ? make_room_ahead(room_bytes, Tier::host, *use, distance_of(id, Tier::host))
+                                           : Room::none;
     const bool stays = room != Room::none;
     if (!stays) {
       room = room_now(room_bytes, Tier::host);

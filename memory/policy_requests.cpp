@@ -131,8 +131,10 @@ void Policy::wait_for_room(Request& request, Tier tier) {
     return;
   }
   for (const ChunkId id : guests_[index_of(tier)]) {
-    if (chunks_[id].at(tier).outgoing > 0) {
-      urgent_.push_back({.chunk = id, .from = tier, .to = chunks_[id].info().home});
+    for (const Tier to : all_tiers) {
+      if (chunks_[id].at(tier).outgoing > 0 && chunks_[id].at(to).state == CopyState::arriving) {
+        urgent_.push_back({.chunk = id, .from = tier, .to = to});
+      }
     }
   }
 }
