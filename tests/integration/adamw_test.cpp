@@ -475,6 +475,55 @@ TEST(AdamW, takes_a_parameter_that_was_unfrozen_after_manage) {
   EXPECT_ANY_THROW(model.layers[1]->weight.data_ptr()) << "it is still managed";
 }
 
+TEST(AdamW, takes_a_parameter_that_was_unfrozen_before_it_was_made) {
+  at::set_num_threads(1);
+  Session session(tight());
+  Mlp model;
+  model.layers[1]->weight.requires_grad_(false);
+  session.manage(model);
+  model.layers[1]->weight.requires_grad_(true);
+  AdamW optimizer(session, usual());
+  const at::Tensor before = model.layers[1]->weight.detach().clone();
+  model.forward(batch()).backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  EXPECT_FALSE(model.layers[1]->weight.grad().defined());
+  EXPECT_FALSE(torch::equal(model.layers[1]->weight, before));
+}
+
+TEST(AdamW, takes_a_parameter_that_was_replaced_and_unfrozen_at_once) {
+  at::set_num_threads(1);
+  Session session(tight());
+  Mlp model;
+  model.layers[1]->weight.requires_grad_(false);
+  session.manage(model);
+  AdamW optimizer(session, usual());
+  model.layers[1]->weight.set_data(torch::ones({width, width}));
+  model.layers[1]->weight.requires_grad_(true);
+  model.forward(batch()).backward();
+  EXPECT_NO_THROW(optimizer.step());
+  EXPECT_FALSE(torch::equal(model.layers[1]->weight, torch::ones({width, width})));
+}
+
+TEST(AdamW, takes_a_parameter_that_was_frozen_turned_to_bf16_and_unfrozen) {
+  at::set_num_threads(1);
+  Session session(tight());
+  Mlp model;
+  session.manage(model);
+  for (const at::Tensor& parameter : model.parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  model.to(at::kBFloat16);
+  AdamW optimizer(session, usual());
+  for (const at::Tensor& parameter : model.parameters()) {
+    parameter.set_requires_grad(true);
+  }
+  const at::Tensor before = model.layers[1]->weight.detach().clone();
+  model.forward(batch(at::kBFloat16)).backward();
+  EXPECT_NO_THROW(optimizer.step());
+  EXPECT_FALSE(torch::equal(model.layers[1]->weight, before));
+}
+
 TEST(AdamW, refuses_by_name_a_gradient_of_what_requires_none) {
   at::set_num_threads(1);
   Session session(tight());

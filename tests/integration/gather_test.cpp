@@ -154,6 +154,18 @@ TEST_F(GatherTest, a_step_or_manage_meanwhile_is_refused_by_name_and_works_after
   EXPECT_NO_THROW(session_->synchronize());
 }
 
+TEST_F(GatherTest, a_gradient_that_is_gathered_is_not_moved_from_under_its_holder) {
+  model_->loss().backward();
+  const at::Tensor held = model_->layers[3]->weight.grad();
+  {
+    const Gathered view = session_->gather({held}, Access::read);
+    model_->zero_grad();
+    EXPECT_THAT(logic_error_of([&] { model_->loss().backward(); }), HasSubstr("'layer3.weight.grad'"));
+  }
+  model_->zero_grad();
+  EXPECT_NO_THROW(model_->loss().backward());
+}
+
 TEST_F(GatherTest, a_view_may_outlive_its_session) {
   at::Tensor& weight = model_->layers[4]->weight;
   const at::Tensor copy = weight.detach().clone();
