@@ -93,10 +93,10 @@ std::optional<ChunkId> Policy::victim(Tier tier) const {
   std::uint64_t furthest = 0;
   bool found_clean = false;
   for (const ChunkId id : guests_[index_of(tier)]) {
-    const bool clean = chunks_[id].is_spare(tier);
     if (!can_leave(id, tier)) {
       continue;
     }
+    const bool clean = chunks_[id].is_spare(tier);
     const std::uint64_t away = distance_of(id, tier);
     const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
     const bool better =
