@@ -230,6 +230,10 @@ void Gradients::notice_dead_storages() {
 }
 
 void Gradients::on_storage_death(const ManagedStorage& storage) {
+  if (storage.is_spilled()) {
+    stream_.remove_chunk(storage.chunk());
+    return;
+  }
   // Until the chunk is discarded nobody may make another gradient in it: those bytes would be lost.
   const std::scoped_lock lock(registry_->mutex);
   const auto found = alive_.find(storage.chunk());

@@ -33,7 +33,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// itself copied there. To be kept until the update is done. The gradient must be defined.
   at::Tensor for_update(ManagedParameter& parameter);
 
-  /// Tells residency of gradients that died since the last call. Any thread.
+  /// Tells residency of gradients, and spilled storages, that died since the last call. Any thread.
   void notice_dead_storages();
 
   /// Gives a managed storage ordinary memory with its bytes. Nothing if it has died. Throws LogicError if it is
@@ -50,7 +50,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   /// Puts our post-accumulate hook before the one that is there, unless that is ours.
   void hook_restore(ManagedParameter& parameter);
-  /// A managed storage died. Others than gradients are ignored.
+  /// A managed storage died. Parameters' are ignored.
   void on_storage_death(const ManagedStorage& storage);
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);

@@ -12,6 +12,7 @@
 #include "integration/buffer_snapshots.h"
 #include "integration/pause.h"
 #include "integration/recomputed_block.h"
+#include "integration/spillable_storages.h"
 
 namespace terrace {
 namespace {
@@ -86,16 +87,19 @@ const OpTraits* find_traits(const at::RecordFunction& function) {
 
 using Found = c10::SmallVector<std::pair<ManagedStorage*, std::size_t>, 8>;  // with the argument's position
 
+void find_managed(const at::Tensor& tensor, std::size_t position, Found& found) {
+  ManagedStorage* const storage = ManagedStorage::of(tensor);
+  if (storage != nullptr && !storage->is_spilled()) {
+    found.emplace_back(storage, position);
+  }
+}
+
 void find_managed(const c10::IValue& value, std::size_t position, Found& found) {
   if (value.isTensor()) {
-    if (ManagedStorage* storage = ManagedStorage::of(value.toTensor())) {
-      found.emplace_back(storage, position);
-    }
+    find_managed(value.toTensor(), position, found);
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (ManagedStorage* storage = ManagedStorage::of(tensor)) {
-        found.emplace_back(storage, position);
-      }
+      find_managed(tensor, position, found);
     }
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
@@ -132,14 +136,7 @@ void note_written_buffers(const at::RecordFunction& function, RecomputedBlock& b
   }
 }
 
-std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
-  OpPinner* pinner = attached.load(std::memory_order_acquire);
-  if (pinner == nullptr || Pause::active()) {
-    return nullptr;
-  }
-  if (RecomputedBlock* const block = RecomputedBlock::recording()) {
-    note_written_buffers(function, *block);
-  }
+std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, const at::RecordFunction& function) {
   Found found;
   const auto inputs = function.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -156,7 +153,24 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
   for (const auto& [storage, position] : found) {
     operands.push_back({storage, position < traits->writes.size() && traits->writes[position]});
   }
-  return pinner->pin({operands.data(), operands.size()}, shapes_of_ordinary_tensors(inputs));
+  return pinner.pin({operands.data(), operands.size()}, shapes_of_ordinary_tensors(inputs));
+}
+
+std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
+  OpPinner* pinner = attached.load(std::memory_order_acquire);
+  if (pinner == nullptr || Pause::active()) {
+    return nullptr;
+  }
+  if (RecomputedBlock* const block = RecomputedBlock::recording()) {
+    note_written_buffers(function, *block);
+  }
+  if (SpillableStorages* const storages = SpillableStorages::active()) {
+    const OpTraits* traits = find_traits(function);
+    auto frame = storages->begin_op(function.inputs(), traits != nullptr && traits->touches_bytes);
+    frame->pins = pin_operands(*pinner, function);
+    return frame;
+  }
+  return pin_operands(*pinner, function);
 }
 
 }  // namespace

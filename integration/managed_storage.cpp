@@ -7,8 +7,12 @@
 namespace terrace {
 
 ManagedStorage::ManagedStorage(ChunkId chunk, std::uint64_t offset_bytes, std::string name,
-                               std::shared_ptr<StorageRegistry> registry)
-    : chunk_(chunk), offset_bytes_(offset_bytes), name_(std::move(name)), registry_(std::move(registry)) {}
+                               std::shared_ptr<StorageRegistry> registry, bool is_spilled)
+    : chunk_(chunk),
+      offset_bytes_(offset_bytes),
+      name_(std::move(name)),
+      registry_(std::move(registry)),
+      is_spilled_(is_spilled) {}
 
 ManagedStorage* ManagedStorage::of(c10::StorageImpl& storage) noexcept {
   return storage._mutable_data_ptr_no_checks().cast_context<ManagedStorage>(&on_storage_death);
@@ -24,7 +28,18 @@ ManagedStorage* ManagedStorage::of(const at::Tensor& tensor) noexcept {
 std::shared_ptr<ManagedStorage> ManagedStorage::attach(c10::StorageImpl& storage, ChunkId chunk,
                                                        std::uint64_t offset_bytes, std::string name,
                                                        std::shared_ptr<StorageRegistry> registry) {
-  auto managed = std::make_shared<ManagedStorage>(chunk, offset_bytes, std::move(name), std::move(registry));
+  return attach(storage, std::make_shared<ManagedStorage>(chunk, offset_bytes, std::move(name), std::move(registry),
+                                                          /*is_spilled=*/false));
+}
+
+std::shared_ptr<ManagedStorage> ManagedStorage::attach_spilled(c10::StorageImpl& storage, ChunkId chunk,
+                                                               std::shared_ptr<StorageRegistry> registry) {
+  return attach(storage, std::make_shared<ManagedStorage>(chunk, 0, "a tensor under construction", std::move(registry),
+                                                          /*is_spilled=*/true));
+}
+
+std::shared_ptr<ManagedStorage> ManagedStorage::attach(c10::StorageImpl& storage,
+                                                       std::shared_ptr<ManagedStorage> managed) {
   const auto device = storage.device();
   storage.set_data_ptr_noswap({nullptr, managed.get(), &on_storage_death, device});
   close_storage(storage, managed->usual_message());

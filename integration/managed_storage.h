@@ -45,6 +45,9 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   /// Turns `storage` into a run of `chunk` and closes it; what it pointed to is freed.
   static std::shared_ptr<ManagedStorage> attach(c10::StorageImpl& storage, ChunkId chunk, std::uint64_t offset_bytes,
                                                 std::string name, std::shared_ptr<StorageRegistry> registry);
+  /// The same for a chunk that the storage has for itself, to be brought back before an op uses it.
+  static std::shared_ptr<ManagedStorage> attach_spilled(c10::StorageImpl& storage, ChunkId chunk,
+                                                        std::shared_ptr<StorageRegistry> registry);
 
   /// Gives the storage `data` of its own and ends this object's part in it. The mutex is held by the caller.
   void detach(c10::DataPtr data);
@@ -60,14 +63,17 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   ChunkId chunk() const noexcept { return chunk_; }
   std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
   const std::string& name() const noexcept { return name_; }
+  /// Whether it is an ordinary tensor's, whose bytes have left it for a chunk of their own.
+  bool is_spilled() const noexcept { return is_spilled_; }
   const StorageRegistry& registry() const noexcept { return *registry_; }
   /// Null once the storage has died. The mutex is held by the caller.
   c10::StorageImpl* storage() const noexcept { return storage_; }
 
-  ManagedStorage(ChunkId chunk, std::uint64_t offset_bytes, std::string name,
-                 std::shared_ptr<StorageRegistry> registry);
+  ManagedStorage(ChunkId chunk, std::uint64_t offset_bytes, std::string name, std::shared_ptr<StorageRegistry> registry,
+                 bool is_spilled);
 
  private:
+  static std::shared_ptr<ManagedStorage> attach(c10::StorageImpl& storage, std::shared_ptr<ManagedStorage> managed);
   static void on_storage_death(void* context);
   std::string usual_message() const;
 
@@ -75,6 +81,7 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   const std::uint64_t offset_bytes_;
   const std::string name_;
   const std::shared_ptr<StorageRegistry> registry_;
+  const bool is_spilled_;
   c10::StorageImpl* storage_ = nullptr;
   std::shared_ptr<ManagedStorage> held_by_storage_;
   std::uint32_t pin_count_ = 0;

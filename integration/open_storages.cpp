@@ -4,8 +4,9 @@
 
 namespace terrace {
 
-OpenStorages::OpenStorages(std::shared_ptr<StorageRegistry> registry, Pin pin, Storages storages)
-    : registry_(std::move(registry)), pin_(std::move(pin)), storages_(std::move(storages)) {
+OpenStorages::OpenStorages(std::shared_ptr<StorageRegistry> registry, Pin pin, Storages storages,
+                           std::vector<SpillableStorages::Hold> held)
+    : registry_(std::move(registry)), pin_(std::move(pin)), storages_(std::move(storages)), held_(std::move(held)) {
   const std::scoped_lock lock(registry_->mutex);
   for (std::size_t i = 0; i < storages_.size(); ++i) {
     storages_[i]->open(pin_.device(i));
@@ -20,6 +21,7 @@ void OpenStorages::end() noexcept {
     }
   }
   storages_.clear();
+  held_.clear();
   pin_.release();
 }
 

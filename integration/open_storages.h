@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "integration/managed_storage.h"
+#include "integration/spillable_storages.h"
 #include "memory/access_stream.h"
 
 namespace terrace {
@@ -15,8 +16,10 @@ class OpenStorages {
  public:
   using Storages = std::vector<std::shared_ptr<ManagedStorage>>;
 
-  /// `pin` holds, at the position of each storage, that storage's chunk on the device.
-  OpenStorages(std::shared_ptr<StorageRegistry> registry, Pin pin, Storages storages);
+  /// `pin` holds, at the position of each storage, that storage's chunk on the device; `held` are ordinary ones that
+  /// could leave the host.
+  OpenStorages(std::shared_ptr<StorageRegistry> registry, Pin pin, Storages storages,
+               std::vector<SpillableStorages::Hold> held = {});
   ~OpenStorages() { end(); }
   OpenStorages(const OpenStorages&) = delete;
   OpenStorages& operator=(const OpenStorages&) = delete;
@@ -30,6 +33,7 @@ class OpenStorages {
   const std::shared_ptr<StorageRegistry> registry_;
   Pin pin_;
   Storages storages_;
+  std::vector<SpillableStorages::Hold> held_;
 };
 
 }  // namespace terrace

@@ -53,8 +53,14 @@ void Session::synchronize() { state_->updates().finish(); }
 
 std::exception_ptr Session::last_error() const { return state_->last_error(); }
 
-Session::Construction::Construction() { SessionMemory::enter_construction(); }
+Session::Construction::Construction(SessionState& state) : state_(state) {
+  state_.spillable().begin_construction();
+  SessionMemory::enter_construction();
+}
 
-Session::Construction::~Construction() { SessionMemory::leave_construction(); }
+Session::Construction::~Construction() {
+  SessionMemory::leave_construction();
+  state_.spillable().end_construction();
+}
 
 }  // namespace terrace

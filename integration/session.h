@@ -45,11 +45,13 @@ class Session {
   ~Session();
 
   /// Runs `build` with its tensors counted against `host.memory`, and returns what it returns: a model that
-  /// is built outside is counted on the device as a whole.
+  /// is built outside is counted on the device as a whole. With an NVMe tier the model may be larger than the budget:
+  /// what was not used for longest leaves for NVMe, and comes back when an op uses it. A pointer into a tensor is
+  /// good until the next one is made.
   template <class Build>
   auto construct(Build&& build) {
     synchronize();  // what an update holds on the host could not leave
-    const Construction construction;
+    const Construction construction(*state_);
     return std::forward<Build>(build)();
   }
 
@@ -93,10 +95,13 @@ class Session {
  private:
   class Construction {
    public:
-    Construction();
+    explicit Construction(SessionState& state);
     ~Construction();
     Construction(const Construction&) = delete;
     Construction& operator=(const Construction&) = delete;
+
+   private:
+    SessionState& state_;
   };
 
   std::shared_ptr<SessionState> state_;

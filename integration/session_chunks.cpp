@@ -33,7 +33,7 @@ void SessionState::add_optimizer_chunks() {
     return;
   }
   updates_->finish();  // what an update holds on the host could not leave
-  const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, 0);
+  const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, {});
   const auto place_of = [&](const ChunkRequest& request) -> std::optional<ChunkId>& {
     ChunkSet& set = chunk_sets_[request.set];
     return request.kind == Kind::master ? set.master : request.kind == Kind::momentum ? set.momentum : set.variance;
@@ -56,7 +56,7 @@ void SessionState::add_optimizer_chunks() {
 
 std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> requests,
                                                  const std::optional<Config::Shares>& shares,
-                                                 std::uint64_t host_bytes_to_be_freed) const {
+                                                 const RestingRoom& to_be_freed) const {
   std::vector<std::array<std::uint64_t, tier_count>> rooms;
   std::uint64_t largest_on_device = 0;
   for (const ChunkRequest& request : requests) {
@@ -70,10 +70,12 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
   const Budget& host = memory_.budget(Tier::host);
   const Budget& device = memory_.budget(Tier::device);
   RestingRoom room{};
-  room[index_of(Tier::host)] =
-      saturating_subtract(host.capacity(), rested_[index_of(Tier::host)] + largest_update +
-                                               saturating_subtract(host.used(Kind::other), host_bytes_to_be_freed));
-  room[index_of(Tier::nvme)] = memory_.budget(Tier::nvme).capacity() - rested_[index_of(Tier::nvme)];
+  room[index_of(Tier::host)] = saturating_subtract(
+      host.capacity(), rested_[index_of(Tier::host)] + largest_update +
+                           saturating_subtract(host.used(Kind::other), to_be_freed[index_of(Tier::host)]));
+  room[index_of(Tier::nvme)] = saturating_subtract(
+      memory_.budget(Tier::nvme).capacity(),
+      rested_[index_of(Tier::nvme)] + saturating_subtract(spillable_.nvme_bytes(), to_be_freed[index_of(Tier::nvme)]));
   room[index_of(Tier::device)] =
       saturating_subtract(std::min(device.capacity(), memory_.device_chunk_limit()),
                           rested_[index_of(Tier::device)] + 2 * largest_on_device + device.used(Kind::buffer));
@@ -84,12 +86,14 @@ ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
   const std::uint64_t bytes = bytes_of(request);
   const ChunkId id = memory_.stream().add_chunk(request.kind, request.set, bytes, home);
   rested_[index_of(home)] += memory_.stream().room_bytes(bytes)[index_of(home)];
+  spillable_.set_host_bytes_at_rest(rested_[index_of(Tier::host)]);
   return id;
 }
 
 void SessionState::remove_chunk(ChunkId id) {
   const ChunkInfo info = memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(id).info(); });
   rested_[index_of(info.home)] -= info.room_bytes[index_of(info.home)];
+  spillable_.set_host_bytes_at_rest(rested_[index_of(Tier::host)]);
   memory_.stream().remove_chunk(id);
 }
 

@@ -21,6 +21,7 @@ void SessionState::restore_storages() {
       parameter.tensor.mutable_grad().reset();
     }
   }
+  const std::vector<std::shared_ptr<ManagedStorage>> spilled = spillable_.away();
   {
     const std::scoped_lock lock(registry_->mutex);
     const auto add = [&](const std::shared_ptr<ManagedStorage>& storage) {
@@ -34,6 +35,9 @@ void SessionState::restore_storages() {
         add(parameters_[i].storage);
       }
       add(parameters_[i].gradient.lock());  // the program may hold it longer than the parameter
+    }
+    for (const auto& run : spilled) {
+      add(run);
     }
   }
   const std::uint64_t available = available_memory_bytes();
@@ -51,7 +55,15 @@ void SessionState::restore(ManagedStorage& storage) {
     const std::scoped_lock lock(registry_->mutex);
     bytes = storage.storage() != nullptr ? storage.storage()->nbytes() : 0;
   }
-  c10::DataPtr data = allocate_ordinary(bytes);
+  restore(storage, allocate_ordinary(bytes));
+}
+
+void SessionState::restore(ManagedStorage& storage, c10::DataPtr data) {
+  std::uint64_t bytes = 0;
+  {
+    const std::scoped_lock lock(registry_->mutex);
+    bytes = storage.storage() != nullptr ? storage.storage()->nbytes() : 0;
+  }
   auto* destination = static_cast<std::byte*>(data.mutable_get());
   const std::array accesses{ChunkAccess{storage.chunk(), Tier::host, Access::read}};
   const Pin pin = memory_.stream().acquire(accesses);

@@ -11,17 +11,23 @@ namespace terrace {
 Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
   OpenStorages::Storages storages;
   std::vector<ChunkAccess> accesses;
+  std::vector<SpillableStorages::Hold> held;
   for (const at::Tensor& tensor : tensors) {
-    if (ManagedStorage* storage = ManagedStorage::of(tensor)) {
+    ManagedStorage* const storage = ManagedStorage::of(tensor);
+    if (storage != nullptr) {
       require_own(*storage);
+    }
+    if (storage != nullptr && !storage->is_spilled()) {
       storages.push_back(storage->shared_from_this());
       accesses.push_back({storage->chunk(), Tier::device, mode});
+    } else if (tensor.defined() && tensor.has_storage()) {
+      held.push_back(spillable_.hold_here(storage_of(tensor)));
     }
   }
   gradients_->notice_dead_storages();
   std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
   Pin pin = accesses.empty() ? Pin() : memory_.stream().acquire(accesses, AccessOrigin::beside_program);
-  auto open = std::make_shared<OpenStorages>(registry_, std::move(pin), std::move(storages));
+  auto open = std::make_shared<OpenStorages>(registry_, std::move(pin), std::move(storages), std::move(held));
   gathered_.push_back(open);
   return {std::move(tensors), std::move(open)};
 }

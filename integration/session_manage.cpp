@@ -41,7 +41,9 @@ void SessionState::manage(torch::nn::Module& module) {
     }
     if (const ManagedStorage* storage = ManagedStorage::of(tensor)) {
       require_own(*storage);
-      throw LogicError("parameter '" + item.key() + "' has the storage of '" + storage->name() + "'");
+      if (!storage->is_spilled()) {
+        throw LogicError("parameter '" + item.key() + "' has the storage of '" + storage->name() + "'");
+      }
     }
     ManagedParameter parameter;
     parameter.name = item.key();
@@ -57,8 +59,11 @@ void SessionState::manage(torch::nn::Module& module) {
   std::vector<ManagedParameter> ordered(std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
   manage_parameters(ordered);
   for (const auto& item : module.named_buffers(/*recurse=*/true)) {
-    if (item.value().defined() && item.value().has_storage() && ManagedStorage::of(item.value()) == nullptr &&
-        seen.emplace(&storage_of(item.value()), item.value()).second) {
+    if (!item.value().defined() || !item.value().has_storage()) {
+      continue;
+    }
+    const ManagedStorage* const storage = ManagedStorage::of(item.value());
+    if ((storage == nullptr || storage->is_spilled()) && seen.emplace(&storage_of(item.value()), item.value()).second) {
       manage_buffer(item.value());
     }
   }
@@ -87,17 +92,24 @@ void SessionState::watch(ManagedParameter& parameter) {
 
 void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
   const std::size_t first_set = set_infos_.size();
+  std::vector<bool> was_constructed;
+  for (const ManagedParameter& parameter : found) {
+    was_constructed.push_back(ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0);
+  }
   try {
     move_in(found);
   } catch (...) {
-    for (const ManagedParameter& parameter : found) {
-      if (parameter.storage) {
-        restore(*parameter.storage);
-      }
-    }
     set_infos_.resize(chunk_sets_.size());
     for (auto set = static_cast<std::uint32_t>(first_set); set < set_infos_.size(); ++set) {
-      remove_set(set);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        if (found[i].storage && found[i].chunk_set == set) {
+          const std::uint64_t bytes = found[i].tensor.nbytes();
+          restore(*found[i].storage, was_constructed[i] ? allocate_from(memory_.host_source(), bytes, Kind::other)
+                                                        : allocate_ordinary(bytes));
+          spillable_.hold(storage_of(found[i].tensor));  // known again, as one that can leave
+        }
+      }
+      remove_set(set);  // before the next: what leaves again needs its room
     }
     throw;
   }
@@ -106,13 +118,18 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
 void SessionState::move_in(std::span<ManagedParameter> found) {
   // A group for each type, with and without gradients.
   std::vector<LayoutRun> runs;
-  std::uint64_t built_on_host = 0;
+  RestingRoom to_be_freed{};
+  std::uint64_t largest_tensor = 0;
   for (const ManagedParameter& parameter : found) {
     const at::Tensor& tensor = parameter.tensor;
     runs.push_back({.elements = parameter.elements,
                     .element_bytes = static_cast<std::uint32_t>(tensor.element_size()),
                     .group = static_cast<std::uint32_t>(tensor.scalar_type()) * 2 + (tensor.requires_grad() ? 1 : 0)});
-    built_on_host += bytes_counted_by(*memory_.host_source(), storage_of(tensor)._mutable_data_ptr_no_checks());
+    to_be_freed[index_of(Tier::host)] += bytes_on_host(tensor);
+    if (ManagedStorage::of(tensor) != nullptr) {
+      to_be_freed[index_of(Tier::nvme)] += memory_.stream().room_bytes(tensor.nbytes())[index_of(Tier::nvme)];
+    }
+    largest_tensor = std::max<std::uint64_t>(largest_tensor, tensor.nbytes());
   }
   const Layout layout = Layout::plan(runs, memory_.chunk_bytes());
   const auto first_set = static_cast<std::uint32_t>(set_infos_.size());
@@ -139,12 +156,14 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
     }
   }
   // One chunk at a time: what the model held before is freed as its bytes move in.
-  const std::vector<Tier> homes = choose_homes_for(parameter_chunks, config_.placement.parameters, built_on_host);
+  const std::vector<Tier> homes = choose_homes_for(parameter_chunks, config_.placement.parameters, to_be_freed);
   for (std::uint32_t set = first_set; set < end_set; ++set) {
+    make_way_on_host(bytes_of(parameter_chunks[set - first_set]), largest_tensor);
     chunk_sets_.emplace_back().parameter = add_chunk(parameter_chunks[set - first_set], homes[set - first_set]);
     fill_chunk(set, members[set - first_set]);
+    gradients_->notice_dead_storages();  // what was spilled gives up its room
   }
-  const std::vector<Tier> gradient_homes = choose_homes_for(gradient_chunks, config_.placement.gradients, 0);
+  const std::vector<Tier> gradient_homes = choose_homes_for(gradient_chunks, config_.placement.gradients, {});
   for (std::size_t i = 0; i < gradient_chunks.size(); ++i) {
     chunk_sets_[gradient_chunks[i].set].gradient = add_chunk(gradient_chunks[i], gradient_homes[i]);
   }
@@ -158,18 +177,40 @@ void SessionState::fill_chunk(std::uint32_t set, std::span<ManagedParameter*> me
   }
 }
 
+void SessionState::make_way_on_host(std::uint64_t chunk_bytes, std::uint64_t largest_tensor) {
+  const auto room = [&](std::uint64_t bytes) { return memory_.stream().room_bytes(bytes)[index_of(Tier::host)]; };
+  spillable_.leave_free(room(chunk_bytes) + room(largest_tensor));
+}
+
 void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {
   c10::StorageImpl& storage = storage_of(parameter.tensor);
-  const auto* source = static_cast<const std::byte*>(storage.data());
   const std::uint64_t begin = parameter.element_offset * parameter.tensor.element_size();
+  const auto held = spillable_.hold(storage);
+  Pin spilled;
+  if (const ManagedStorage* const run = ManagedStorage::of(storage)) {
+    const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
+    spilled = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+  }
+  const auto* const source = ManagedStorage::of(storage) ? nullptr : static_cast<const std::byte*>(storage.data());
   for (std::uint64_t done = 0; done < storage.nbytes();) {
     const std::span<std::byte> piece = pin.host_bytes(0, begin + done);
-    const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), storage.nbytes() - done);
-    std::memcpy(piece.data(), source + done, bytes);
+    std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), storage.nbytes() - done);
+    if (source != nullptr) {
+      std::memcpy(piece.data(), source + done, bytes);
+    } else {
+      const std::span<const std::byte> from = spilled.host_bytes(0, done);
+      bytes = std::min<std::uint64_t>(bytes, from.size());
+      std::memcpy(piece.data(), from.data(), bytes);
+    }
     done += bytes;
   }
+  spillable_.forget(storage);
   parameter.storage =
       ManagedStorage::attach(storage, chunk_sets_[parameter.chunk_set].parameter, begin, parameter.name, registry_);
+}
+
+std::uint64_t SessionState::bytes_on_host(const at::Tensor& tensor) const {
+  return bytes_counted_by(*memory_.host_source(), storage_of(tensor)._mutable_data_ptr_no_checks());
 }
 
 void SessionState::manage_buffer(const at::Tensor& buffer) {
@@ -177,9 +218,11 @@ void SessionState::manage_buffer(const at::Tensor& buffer) {
   if (storage.nbytes() == 0) {
     return;
   }
+  const auto held = spillable_.hold_here(storage);
   c10::DataPtr resident = allocate_from(memory_.device_source(), storage.nbytes(), Kind::buffer);
   std::memcpy(resident.mutable_get(), storage.data(), storage.nbytes());
   storage.set_data_ptr_noswap(std::move(resident));
+  spillable_.forget(storage);
 }
 
 }  // namespace terrace

@@ -81,6 +81,9 @@ class SessionMemory::HostBlocks final : public BlockSource {
 
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = PageBlocks::rounded(bytes);
+    if (room != nullptr) {
+      room->before_block(counted);
+    }
     stream_.allocate(counted, kind, Tier::host);
     arena_.trim();  // granules that were used before must not be held beside this
     try {
@@ -96,6 +99,8 @@ class SessionMemory::HostBlocks final : public BlockSource {
     pages_.trim(0);
     budget_->release(kind, PageBlocks::rounded(bytes));
   }
+
+  HostRoom* room = nullptr;
 
  private:
   const std::shared_ptr<Budget> budget_;
@@ -155,6 +160,8 @@ SessionMemory::SessionMemory(const Config& config) {
 
 SessionMemory::~SessionMemory() = default;
 
+void SessionMemory::set_host_room(HostRoom* room) noexcept { static_cast<HostBlocks&>(*host_source_).room = room; }
+
 Budget& SessionMemory::budget(Tier tier) const noexcept {
   switch (tier) {
     case Tier::device:
@@ -168,7 +175,7 @@ Budget& SessionMemory::budget(Tier tier) const noexcept {
 }
 
 const std::shared_ptr<BlockSource>& SessionMemory::source() const noexcept {
-  return construction_depth_ > 0 ? host_source_ : device_source_;
+  return is_constructing() ? host_source_ : device_source_;
 }
 
 }  // namespace terrace

@@ -17,6 +17,14 @@
 
 namespace terrace {
 
+/// Who can make room on the host for a tensor under construction.
+class HostRoom {
+ public:
+  virtual ~HostRoom() = default;
+  /// Before a block of so many bytes is taken. May throw.
+  virtual void before_block(std::uint64_t bytes) = 0;
+};
+
 class SessionMemory {
  public:
   /// Throws ConfigError, OutOfMemory (a budget that holds not even the staging) or IoError (a path that cannot
@@ -40,6 +48,10 @@ class SessionMemory {
   /// Between these, tensors made on the calling thread are counted against the host's budget. They nest.
   static void enter_construction() noexcept { ++construction_depth_; }
   static void leave_construction() noexcept { --construction_depth_; }
+  static bool is_constructing() noexcept { return construction_depth_ > 0; }
+
+  /// `room`, unless null, is asked before a block is taken from the host. Not while a thread takes one.
+  void set_host_room(HostRoom* room) noexcept;
 
  private:
   class DeviceBlocks;

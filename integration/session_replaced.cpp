@@ -20,7 +20,7 @@ void SessionState::take_in_replaced() {
       }
       continue;
     }
-    if (now != nullptr) {
+    if (now != nullptr && !now->is_spilled()) {
       throw LogicError("parameter '" + parameter.name + "' has been given the storage of '" + now->name() + "'",
                        "give it a copy of its own");
     }

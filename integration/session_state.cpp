@@ -30,6 +30,7 @@ class SessionState::OpPins final : public at::ObserverContext, public OpenStorag
 SessionState::SessionState(const Config& config)
     : config_(config),
       memory_(config),
+      spillable_(memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); }),
       updates_(std::make_unique<UpdateQueue>(memory_.stream(), a_core_is_free())),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_)) {
   set_log_level(config.log.level);

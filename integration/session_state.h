@@ -25,6 +25,7 @@
 #include "integration/open_storages.h"
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
+#include "integration/spillable_storages.h"
 #include "memory/placement.h"
 #include "optimizer/update_queue.h"
 
@@ -52,6 +53,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::span<const ChunkSet> chunk_sets() const noexcept { return chunk_sets_; }
   Gradients& gradients() noexcept { return *gradients_; }
   SessionMemory& memory() noexcept { return memory_; }
+  SpillableStorages& spillable() noexcept { return spillable_; }
   UpdateQueue& updates() noexcept { return *updates_; }
   Gathered gather(std::vector<at::Tensor> tensors, Access mode);
   void for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode);
@@ -94,12 +96,16 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
   void manage_buffer(const at::Tensor& buffer);
+  /// What a tensor that was constructed takes of the host's budget.
+  std::uint64_t bytes_on_host(const at::Tensor& tensor) const;
   void remove_chunk(ChunkId id);
   void remove_set(std::uint32_t set);
   /// The parameter's new storage holds its bytes in the run that it has.
   void refill(ManagedParameter& parameter);
   /// The parameters are of another type or size now, or have gradients, and get other runs.
   void manage_anew(std::span<ManagedParameter*> parameters);
+  /// Room on the host for a chunk, and for the largest tensor that comes back beside it.
+  void make_way_on_host(std::uint64_t chunk_bytes, std::uint64_t largest_tensor);
   /// Copies the tensor's bytes to the parameter's run, of whose chunk alone `pin` holds the host's copy, and attaches
   /// its storage to it.
   void attach_run(ManagedParameter& parameter, const Pin& pin);
@@ -109,9 +115,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
     std::uint32_t set;
     Kind kind;
   };
+  /// `to_be_freed`: what will have been given up by then.
   std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests,
-                                     const std::optional<Config::Shares>& shares,
-                                     std::uint64_t host_bytes_to_be_freed) const;
+                                     const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
   std::uint64_t bytes_of(const ChunkRequest& request) const;
   /// What the host must hold at once to update a set of chunks.
@@ -120,10 +126,13 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void check_room_to_work() const;
   void restore_storages();
   void restore(ManagedStorage& storage);
+  /// Gives the storage `data` with the bytes of its run.
+  void restore(ManagedStorage& storage, c10::DataPtr data);
 
   const Config config_;
   SessionMemory memory_;
   const std::shared_ptr<StorageRegistry> registry_ = std::make_shared<StorageRegistry>();
+  SpillableStorages spillable_;
   std::unique_ptr<UpdateQueue> updates_;
   std::shared_ptr<Gradients> gradients_;
   std::deque<ManagedParameter> parameters_;  // stable addresses

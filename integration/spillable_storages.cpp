@@ -1,0 +1,343 @@
+#include "integration/spillable_storages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+
+namespace terrace {
+namespace {
+
+std::atomic<SpillableStorages*> current{nullptr};
+
+/// The callback of each thread that builds tensors, while it does.
+thread_local std::optional<at::CallbackHandle> observer;
+
+template <class Visit>
+void visit_storages(const c10::IValue& value, Visit&& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined() && value.toTensor().has_storage()) {
+      visit(storage_of(value.toTensor()));
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      visit_storages(element, visit);
+    }
+  }
+}
+
+/// Copies between a block and the chunk that `pin` holds alone on the host.
+template <class Copy>
+void copy_pieces(const Pin& pin, std::uint64_t bytes, Copy&& copy) {
+  for (std::uint64_t done = 0; done < bytes;) {
+    const std::span<std::byte> piece = pin.host_bytes(0, done);
+    const std::uint64_t length = std::min<std::uint64_t>(piece.size(), bytes - done);
+    copy(piece.data(), done, length);
+    done += length;
+  }
+}
+
+}  // namespace
+
+SpillableStorages::SpillableStorages(SessionMemory& memory, std::shared_ptr<StorageRegistry> registry,
+                                     std::function<void(std::exception_ptr)> failed)
+    : memory_(memory), registry_(std::move(registry)), failed_(std::move(failed)) {
+  if (memory_.has_nvme()) {
+    memory_.set_host_room(this);
+    current.store(this, std::memory_order_release);
+  }
+}
+
+SpillableStorages::~SpillableStorages() {
+  current.store(nullptr, std::memory_order_release);
+  memory_.set_host_room(nullptr);
+}
+
+SpillableStorages* SpillableStorages::active() noexcept {
+  SpillableStorages* const storages = current.load(std::memory_order_acquire);
+  return storages != nullptr && storages->reasons_to_look_.load(std::memory_order_relaxed) > 0 ? storages : nullptr;
+}
+
+SpillableStorages::OpFrame::~OpFrame() {
+  innermost = outer_;
+  if (used_.empty()) {
+    return;
+  }
+  if (outer_ != nullptr) {
+    outer_->used_.insert(outer_->used_.end(), used_.begin(), used_.end());
+    return;
+  }
+  for (const c10::StorageImpl* storage : used_) {
+    owner_.let_go(*storage);
+  }
+}
+
+std::unique_ptr<SpillableStorages::OpFrame> SpillableStorages::begin_op(c10::ArrayRef<const c10::IValue> inputs,
+                                                                        bool touches_bytes) {
+  auto frame = std::make_unique<OpFrame>(*this);
+  for (const c10::IValue& input : inputs) {
+    use(*frame, input, touches_bytes);
+  }
+  return frame;
+}
+
+void SpillableStorages::use(OpFrame& frame, const c10::IValue& value, bool touches_bytes) {
+  visit_storages(value, [&](c10::StorageImpl& storage) {
+    Lock lock(mutex_);
+    Entry* const entry = find(storage, lock);
+    if (entry == nullptr) {
+      return;
+    }
+    ++entry->uses;
+    entry->last_use = ++clock_;
+    frame.used_.push_back(&storage);
+    if (!touches_bytes) {
+      return;
+    }
+    try {
+      bring_back(storage, *entry, lock);
+    } catch (const std::exception& error) {
+      failed_(std::current_exception());
+      const std::scoped_lock registry_lock(registry_->mutex);
+      if (entry->run) {
+        entry->run->set_error(std::string("terrace: the bytes of a tensor under construction could not come back: ") +
+                              error.what());
+      }
+    }
+  });
+}
+
+void SpillableStorages::after_op(const at::RecordFunction& function, at::ObserverContext*) {
+  SpillableStorages* const storages = active();
+  if (storages == nullptr) {
+    return;
+  }
+  for (const c10::IValue& output : function.outputs()) {
+    visit_storages(output, [&](c10::StorageImpl& storage) {
+      const Lock lock(storages->mutex_);
+      Entry* const entry = storages->find(storage, lock);
+      if (entry == nullptr) {
+        return;
+      }
+      entry->last_use = ++storages->clock_;
+      if (OpFrame* const frame = OpFrame::innermost) {
+        ++entry->uses;
+        frame->used_.push_back(&storage);
+      }
+    });
+  }
+}
+
+void SpillableStorages::begin_construction() {
+  if (!memory_.has_nvme()) {
+    return;
+  }
+  ++reasons_to_look_;
+  if (!observer) {
+    observer = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction&) { return std::unique_ptr<at::ObserverContext>(); },
+                                   &after_op)
+            .needsInputs(true)
+            .needsOutputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+  }
+}
+
+void SpillableStorages::end_construction() noexcept {
+  if (!memory_.has_nvme()) {
+    return;
+  }
+  --reasons_to_look_;
+  if (observer && !SessionMemory::is_constructing()) {
+    at::removeCallback(*observer);
+    observer.reset();
+  }
+}
+
+SpillableStorages::Hold SpillableStorages::hold(c10::StorageImpl& storage) {
+  Lock lock(mutex_);
+  Entry* const entry = find(storage, lock);
+  if (entry == nullptr) {
+    return {};
+  }
+  ++entry->uses;
+  entry->last_use = ++clock_;
+  wait_until_still(*entry, lock);
+  return {*this, storage};
+}
+
+SpillableStorages::Hold SpillableStorages::hold_here(c10::StorageImpl& storage) {
+  Hold held = hold(storage);
+  Lock lock(mutex_);
+  if (Entry* const entry = find(storage, lock)) {
+    bring_back(storage, *entry, lock);
+  }
+  return held;
+}
+
+void SpillableStorages::let_go(const c10::StorageImpl& storage) noexcept {
+  const Lock lock(mutex_);
+  if (const auto found = entries_.find(&storage); found != entries_.end() && found->second.uses > 0) {
+    --found->second.uses;
+  }
+}
+
+void SpillableStorages::forget(const c10::StorageImpl& storage) noexcept {
+  const Lock lock(mutex_);
+  reasons_to_look_ -= entries_.erase(&storage);
+}
+
+SpillableStorages::Entry* SpillableStorages::find(c10::StorageImpl& storage, const Lock& lock) {
+  if (const auto found = entries_.find(&storage); found != entries_.end()) {
+    return &found->second;
+  }
+  if (storage.nbytes() < memory_.stream().granule_bytes() ||
+      bytes_counted_by(*memory_.host_source(), storage._mutable_data_ptr_no_checks()) == 0) {
+    return nullptr;
+  }
+  if (entries_.size() >= look_for_dead_at_) {
+    forget_dead(lock);
+    look_for_dead_at_ = std::max<std::size_t>(64, 2 * entries_.size());
+  }
+  ++reasons_to_look_;
+  auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage);
+  return &entries_.try_emplace(&storage, std::move(weak)).first->second;
+}
+
+void SpillableStorages::forget_dead(const Lock&) {
+  reasons_to_look_ -= std::erase_if(entries_, [](const auto& item) {
+    const Entry& entry = item.second;
+    return entry.uses == 0 && (entry.place == Place::here || entry.place == Place::away) && entry.storage.expired();
+  });
+}
+
+void SpillableStorages::wait_until_still(const Entry& entry, Lock& lock) {
+  moved_.wait(lock, [&] { return entry.place == Place::here || entry.place == Place::away; });
+}
+
+void SpillableStorages::bring_back(c10::StorageImpl& storage, Entry& entry, Lock& lock) {
+  wait_until_still(entry, lock);
+  if (entry.place == Place::here) {
+    return;
+  }
+  entry.place = Place::coming;
+  const std::shared_ptr<ManagedStorage> run = entry.run;
+  lock.unlock();
+  try {
+    const std::uint64_t bytes = storage.nbytes();
+    c10::DataPtr block = allocate_from(memory_.host_source(), bytes, Kind::other);
+    {
+      const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
+      const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+      auto* const destination = static_cast<std::byte*>(block.mutable_get());
+      copy_pieces(pin, bytes, [&](const std::byte* piece, std::uint64_t at, std::uint64_t length) {
+        std::memcpy(destination + at, piece, length);
+      });
+    }
+    {
+      const std::scoped_lock registry_lock(registry_->mutex);
+      run->detach(std::move(block));
+    }
+    memory_.stream().remove_chunk(run->chunk());
+  } catch (...) {
+    lock.lock();
+    entry.place = Place::away;
+    moved_.notify_all();
+    throw;
+  }
+  lock.lock();
+  entry.place = Place::here;
+  entry.run.reset();
+  moved_.notify_all();
+}
+
+bool SpillableStorages::spill_one() {
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // before the lock: what dies with it does so under none
+  Lock lock(mutex_);
+  Entry* entry = nullptr;
+  while (!storage) {
+    entry = nullptr;
+    for (auto& [address, candidate] : entries_) {
+      if (candidate.place == Place::here && candidate.uses == 0 &&
+          (entry == nullptr || candidate.last_use < entry->last_use) && !candidate.storage.expired()) {
+        entry = &candidate;
+      }
+    }
+    if (entry == nullptr) {
+      return false;
+    }
+    storage = entry->storage.lock();
+  }
+  spill(*storage, *entry, lock);
+  return true;
+}
+
+void SpillableStorages::spill(c10::StorageImpl& storage, Entry& entry, Lock& lock) {
+  entry.place = Place::leaving;
+  lock.unlock();
+  const std::uint64_t bytes = storage.nbytes();
+  std::optional<ChunkId> chunk;
+  try {
+    chunk = memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
+    const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
+    const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+    const auto* const source = static_cast<const std::byte*>(storage.data());
+    copy_pieces(pin, bytes, [&](std::byte* piece, std::uint64_t at, std::uint64_t length) {
+      std::memcpy(piece, source + at, length);
+    });
+  } catch (...) {
+    if (chunk) {
+      memory_.stream().remove_chunk(*chunk);
+    }
+    lock.lock();
+    entry.place = Place::here;
+    moved_.notify_all();
+    throw;
+  }
+  auto run = ManagedStorage::attach_spilled(storage, *chunk, registry_);
+  lock.lock();
+  entry.place = Place::away;
+  entry.run = std::move(run);
+  entry.nvme_bytes = memory_.stream().room_bytes(bytes)[index_of(Tier::nvme)];
+  moved_.notify_all();
+}
+
+void SpillableStorages::leave_free(std::uint64_t bytes) {
+  const Budget& host = memory_.budget(Tier::host);
+  while (host.used(Kind::other) + host_bytes_at_rest_ + bytes > host.capacity() && spill_one()) {
+  }
+}
+
+void SpillableStorages::before_block(std::uint64_t bytes) {
+  std::uint64_t largest = 0;
+  {
+    const Lock lock(mutex_);
+    largest = largest_block_ = std::max(largest_block_, bytes);
+  }
+  // What leaves is copied into a chunk first: room for the largest is kept for that.
+  leave_free(bytes + largest + memory_.stream().granule_bytes());
+}
+
+std::vector<std::shared_ptr<ManagedStorage>> SpillableStorages::away() const {
+  const Lock lock(mutex_);
+  std::vector<std::shared_ptr<ManagedStorage>> runs;
+  for (const auto& [address, entry] : entries_) {
+    if (entry.place == Place::away && !entry.storage.expired()) {
+      runs.push_back(entry.run);
+    }
+  }
+  return runs;
+}
+
+std::uint64_t SpillableStorages::nvme_bytes() const {
+  const Lock lock(mutex_);
+  std::uint64_t bytes = 0;
+  for (const auto& [address, entry] : entries_) {
+    bytes += entry.place == Place::away && !entry.storage.expired() ? entry.nvme_bytes : 0;
+  }
+  return bytes;
+}
+
+}  // namespace terrace

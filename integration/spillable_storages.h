@@ -1,0 +1,157 @@
+/// Tensors on the host whose bytes can leave it for NVMe: what lets `construct` build a model larger than memory.
+///
+/// A storage made under construction holds its bytes in a block of the host's budget. Where that has no room for
+/// another, those used longest ago give up theirs: each becomes a closed storage over a chunk of its own that rests on
+/// NVMe. Before an op touches such a storage its bytes come back to a block. What is smaller than a granule stays.
+///
+/// What an op uses stays where it is until the outermost op on its thread has ended. A pointer that the program takes
+/// itself is good until it makes the next tensor. The host's budget has to hold the operands of one op, the largest
+/// tensor twice, and the staging.
+///
+/// Thread-safe. No lock is held while bytes move; who needs a storage that another thread moves waits for that.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include "integration/managed_storage.h"
+#include "integration/session_memory.h"
+
+namespace terrace {
+
+class SpillableStorages final : public HostRoom {
+ public:
+  /// Without an NVMe tier nothing can leave. `failed` hears why bytes could not come back for an op.
+  SpillableStorages(SessionMemory& memory, std::shared_ptr<StorageRegistry> registry,
+                    std::function<void(std::exception_ptr)> failed);
+  ~SpillableStorages() override;
+  SpillableStorages(const SpillableStorages&) = delete;
+  SpillableStorages& operator=(const SpillableStorages&) = delete;
+
+  /// That of the session which lives, while there may be storages that can leave or have left; otherwise null.
+  static SpillableStorages* active() noexcept;
+
+  /// An op that runs, as long as this lives, and what it uses. On the thread that made it, in LIFO order.
+  class OpFrame final : public at::ObserverContext {
+   public:
+    explicit OpFrame(SpillableStorages& owner) noexcept : owner_(owner), outer_(std::exchange(innermost, this)) {}
+    ~OpFrame() override;
+    OpFrame(const OpFrame&) = delete;
+    OpFrame& operator=(const OpFrame&) = delete;
+
+    std::unique_ptr<at::ObserverContext> pins;  ///< of the op's managed operands
+
+   private:
+    friend class SpillableStorages;
+    static inline thread_local OpFrame* innermost = nullptr;
+
+    SpillableStorages& owner_;
+    OpFrame* const outer_;
+    std::vector<const c10::StorageImpl*> used_;
+  };
+
+  /// An op begins with these inputs. If it touches bytes, those that have left come back; what cannot stays closed, and
+  /// throws the reason when it is touched.
+  std::unique_ptr<OpFrame> begin_op(c10::ArrayRef<const c10::IValue> inputs, bool touches_bytes);
+
+  /// Between these the calling thread builds tensors: what its ops return can leave too.
+  void begin_construction();
+  void end_construction() noexcept;
+
+  /// Keeps a storage where it is, for as long as this lives. Movable.
+  class Hold {
+   public:
+    Hold() noexcept = default;
+    Hold(Hold&& other) noexcept
+        : owner_(std::exchange(other.owner_, nullptr)), storage_(std::exchange(other.storage_, nullptr)) {}
+    Hold& operator=(Hold&& other) noexcept {
+      std::swap(owner_, other.owner_);
+      std::swap(storage_, other.storage_);
+      return *this;
+    }
+    ~Hold() {
+      if (owner_ != nullptr) {
+        owner_->let_go(*storage_);
+      }
+    }
+
+   private:
+    friend class SpillableStorages;
+    Hold(SpillableStorages& owner, const c10::StorageImpl& storage) noexcept : owner_(&owner), storage_(&storage) {}
+
+    SpillableStorages* owner_ = nullptr;
+    const c10::StorageImpl* storage_ = nullptr;
+  };
+
+  /// Of a storage that can leave or has left; any other needs none.
+  Hold hold(c10::StorageImpl& storage);
+  /// The same, with its bytes brought back.
+  Hold hold_here(c10::StorageImpl& storage);
+  /// The storage's bytes have another place now.
+  void forget(const c10::StorageImpl& storage) noexcept;
+
+  /// What has left and is still needed.
+  std::vector<std::shared_ptr<ManagedStorage>> away() const;
+  /// Room on NVMe that it takes.
+  std::uint64_t nvme_bytes() const;
+  /// Says what chunks at home on the host take, which cannot leave.
+  void set_host_bytes_at_rest(std::uint64_t bytes) noexcept { host_bytes_at_rest_ = bytes; }
+  /// Has storages leave until what cannot leave the host leaves `bytes` of its budget, as far as that goes.
+  void leave_free(std::uint64_t bytes);
+
+  // HostRoom
+  void before_block(std::uint64_t bytes) override;
+
+ private:
+  enum class Place : std::uint8_t { here, leaving, away, coming };
+
+  struct Entry {
+    explicit Entry(c10::weak_intrusive_ptr<c10::StorageImpl> of) : storage(std::move(of)) {}
+
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  ///< so that its address stays its own
+    Place place = Place::here;
+    std::uint32_t uses = 0;
+    std::uint64_t last_use = 0;
+    std::shared_ptr<ManagedStorage> run;  ///< while it is away
+    std::uint64_t nvme_bytes = 0;         ///< likewise
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  static void after_op(const at::RecordFunction& function, at::ObserverContext* context);
+
+  void let_go(const c10::StorageImpl& storage) noexcept;
+  void use(OpFrame& frame, const c10::IValue& value, bool touches_bytes);
+  /// The entry of a storage that can leave, or null. What is met for the first time gets one.
+  Entry* find(c10::StorageImpl& storage, const Lock&);
+  void wait_until_still(const Entry& entry, Lock& lock);
+  void bring_back(c10::StorageImpl& storage, Entry& entry, Lock& lock);
+  /// False if there is none that could leave.
+  bool spill_one();
+  void spill(c10::StorageImpl& storage, Entry& entry, Lock& lock);
+  void forget_dead(const Lock&);
+
+  SessionMemory& memory_;
+  const std::shared_ptr<StorageRegistry> registry_;
+  const std::function<void(std::exception_ptr)> failed_;
+  std::atomic<std::uint64_t> host_bytes_at_rest_{0};
+  std::atomic<std::size_t> reasons_to_look_{0};  ///< entries, and constructions under way
+  mutable std::mutex mutex_;
+  std::condition_variable moved_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  std::uint64_t clock_ = 0;
+  std::uint64_t largest_block_ = 0;
+  std::size_t look_for_dead_at_ = 64;  ///< entries
+};
+
+}  // namespace terrace
