@@ -63,15 +63,11 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
     rooms.push_back(memory_.stream().room_bytes(bytes_of(request)));
     largest_on_device = std::max(largest_on_device, rooms.back()[index_of(Tier::device)]);
   }
-  std::uint64_t largest_update = 0;
-  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
-    largest_update = std::max(largest_update, update_room(set));
-  }
   const Budget& host = memory_.budget(Tier::host);
   const Budget& device = memory_.budget(Tier::device);
   RestingRoom room{};
   room[index_of(Tier::host)] = saturating_subtract(
-      host.capacity(), rested_[index_of(Tier::host)] + largest_update +
+      host.capacity(), rested_[index_of(Tier::host)] + largest_update_room() +
                            saturating_subtract(host.used(Kind::other), to_be_freed[index_of(Tier::host)]));
   room[index_of(Tier::nvme)] = saturating_subtract(
       memory_.budget(Tier::nvme).capacity(),
@@ -86,14 +82,14 @@ ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
   const std::uint64_t bytes = bytes_of(request);
   const ChunkId id = memory_.stream().add_chunk(request.kind, request.set, bytes, home);
   rested_[index_of(home)] += memory_.stream().room_bytes(bytes)[index_of(home)];
-  spillable_.set_host_bytes_at_rest(rested_[index_of(Tier::host)]);
+  spillable_.keep_from_blocks(rested_[index_of(Tier::host)] + largest_update_room());
   return id;
 }
 
 void SessionState::remove_chunk(ChunkId id) {
   const ChunkInfo info = memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(id).info(); });
   rested_[index_of(info.home)] -= info.room_bytes[index_of(info.home)];
-  spillable_.set_host_bytes_at_rest(rested_[index_of(Tier::host)]);
+  spillable_.keep_from_blocks(rested_[index_of(Tier::host)] + largest_update_room());
   memory_.stream().remove_chunk(id);
 }
 
@@ -122,6 +118,14 @@ std::uint64_t SessionState::update_room(std::uint32_t set) const {
     bytes += needs_master(set_infos_[set].type) ? room(Kind::master) : 0;
   }
   return bytes;
+}
+
+std::uint64_t SessionState::largest_update_room() const {
+  std::uint64_t largest = 0;
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    largest = std::max(largest, set_infos_[set].elements > 0 ? update_room(set) : 0);
+  }
+  return largest;
 }
 
 void SessionState::check_room_to_work() const {

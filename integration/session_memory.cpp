@@ -81,10 +81,7 @@ class SessionMemory::HostBlocks final : public BlockSource {
 
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = PageBlocks::rounded(bytes);
-    if (room != nullptr) {
-      room->before_block(counted);
-    }
-    stream_.allocate(counted, kind, Tier::host);
+    reserve(counted, kind);
     arena_.trim();  // granules that were used before must not be held beside this
     try {
       return pages_.take(bytes, budget_->capacity());
@@ -103,6 +100,26 @@ class SessionMemory::HostBlocks final : public BlockSource {
   HostRoom* room = nullptr;
 
  private:
+  void reserve(std::uint64_t bytes, Kind kind) {
+    if (room == nullptr) {
+      try {
+        stream_.allocate(bytes, kind, Tier::host);
+      } catch (const OutOfMemory& error) {
+        throw OutOfMemory(error.message(), (error.hint().empty() ? "" : error.hint() + ", or ") +
+                                               "give nvme.paths, where what does not fit can go");
+      }
+      return;
+    }
+    room->before_block(bytes);
+    try {
+      stream_.allocate(bytes, kind, Tier::host);
+    } catch (...) {
+      room->after_block(bytes);
+      throw;
+    }
+    room->after_block(bytes);
+  }
+
   const std::shared_ptr<Budget> budget_;
   HostArena& arena_;      // these two are used only
   AccessStream& stream_;  // while the session lives

@@ -21,8 +21,9 @@ namespace terrace {
 class HostRoom {
  public:
   virtual ~HostRoom() = default;
-  /// Before a block of so many bytes is taken. May throw.
+  /// Before a block of so many bytes is taken from the budget, and after it was or could not be. May throw.
   virtual void before_block(std::uint64_t bytes) = 0;
+  virtual void after_block(std::uint64_t bytes) noexcept = 0;
 };
 
 class SessionMemory {

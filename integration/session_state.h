@@ -122,6 +122,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t bytes_of(const ChunkRequest& request) const;
   /// What the host must hold at once to update a set of chunks.
   std::uint64_t update_room(std::uint32_t set) const;
+  std::uint64_t largest_update_room() const;
   /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
   void check_room_to_work() const;
   void restore_storages();

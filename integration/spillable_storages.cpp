@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace terrace {
 namespace {
@@ -153,6 +154,11 @@ void SpillableStorages::end_construction() noexcept {
   if (observer && !SessionMemory::is_constructing()) {
     at::removeCallback(*observer);
     observer.reset();
+    try {
+      leave_free(0);
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, std::string("tensors under construction take of the room for updates: ") + error.what());
+    }
   }
 }
 
@@ -213,6 +219,25 @@ void SpillableStorages::forget_dead(const Lock&) {
   });
 }
 
+class SpillableStorages::Turn {
+ public:
+  explicit Turn(SpillableStorages& owner) : owner_(owner) {
+    Lock lock(owner_.mutex_);
+    owner_.moved_.wait(lock, [&] { return !owner_.is_moving_; });
+    owner_.is_moving_ = true;
+  }
+  ~Turn() {
+    const Lock lock(owner_.mutex_);
+    owner_.is_moving_ = false;
+    owner_.moved_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  SpillableStorages& owner_;
+};
+
 void SpillableStorages::wait_until_still(const Entry& entry, Lock& lock) {
   moved_.wait(lock, [&] { return entry.place == Place::here || entry.place == Place::away; });
 }
@@ -229,6 +254,7 @@ void SpillableStorages::bring_back(c10::StorageImpl& storage, Entry& entry, Lock
     const std::uint64_t bytes = storage.nbytes();
     c10::DataPtr block = allocate_from(memory_.host_source(), bytes, Kind::other);
     {
+      const Turn turn(*this);
       const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
       const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
       auto* const destination = static_cast<std::byte*>(block.mutable_get());
@@ -280,6 +306,7 @@ void SpillableStorages::spill(c10::StorageImpl& storage, Entry& entry, Lock& loc
   const std::uint64_t bytes = storage.nbytes();
   std::optional<ChunkId> chunk;
   try {
+    const Turn turn(*this);
     chunk = memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
     const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
     const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
@@ -305,19 +332,41 @@ void SpillableStorages::spill(c10::StorageImpl& storage, Entry& entry, Lock& loc
 }
 
 void SpillableStorages::leave_free(std::uint64_t bytes) {
-  const Budget& host = memory_.budget(Tier::host);
-  while (host.used(Kind::other) + host_bytes_at_rest_ + bytes > host.capacity() && spill_one()) {
+  const auto is_free = [&] {
+    const Lock lock(mutex_);
+    return leaves_free(bytes, lock);
+  };
+  while (!is_free() && spill_one()) {
   }
 }
 
+bool SpillableStorages::leaves_free(std::uint64_t bytes, const Lock&) const {
+  const Budget& host = memory_.budget(Tier::host);
+  return host.used(Kind::other) + kept_from_blocks_ + promised_ + bytes <= host.capacity();
+}
+
 void SpillableStorages::before_block(std::uint64_t bytes) {
-  std::uint64_t largest = 0;
-  {
-    const Lock lock(mutex_);
-    largest = largest_block_ = std::max(largest_block_, bytes);
+  for (;;) {
+    {
+      const Lock lock(mutex_);
+      largest_block_ = std::max(largest_block_, bytes);
+      // What leaves is copied into a chunk first: room for the largest is kept for that.
+      if (leaves_free(bytes + largest_block_ + memory_.stream().granule_bytes(), lock)) {
+        promised_ += bytes;
+        return;
+      }
+    }
+    if (!spill_one()) {
+      const Lock lock(mutex_);
+      promised_ += bytes;
+      return;
+    }
   }
-  // What leaves is copied into a chunk first: room for the largest is kept for that.
-  leave_free(bytes + largest + memory_.stream().granule_bytes());
+}
+
+void SpillableStorages::after_block(std::uint64_t bytes) noexcept {
+  const Lock lock(mutex_);
+  promised_ -= bytes;
 }
 
 std::vector<std::shared_ptr<ManagedStorage>> SpillableStorages::away() const {

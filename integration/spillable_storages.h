@@ -105,13 +105,15 @@ class SpillableStorages final : public HostRoom {
   std::vector<std::shared_ptr<ManagedStorage>> away() const;
   /// Room on NVMe that it takes.
   std::uint64_t nvme_bytes() const;
-  /// Says what chunks at home on the host take, which cannot leave.
-  void set_host_bytes_at_rest(std::uint64_t bytes) noexcept { host_bytes_at_rest_ = bytes; }
-  /// Has storages leave until what cannot leave the host leaves `bytes` of its budget, as far as that goes.
+  /// So much of the host's budget is for chunks: what is at home there, and what an update brings.
+  void keep_from_blocks(std::uint64_t bytes) noexcept { kept_from_blocks_ = bytes; }
+  /// Has storages leave until blocks and what is kept from them leave `bytes` of the host's budget, as far as that
+  /// goes.
   void leave_free(std::uint64_t bytes);
 
   // HostRoom
   void before_block(std::uint64_t bytes) override;
+  void after_block(std::uint64_t bytes) noexcept override;
 
  private:
   enum class Place : std::uint8_t { here, leaving, away, coming };
@@ -135,22 +137,27 @@ class SpillableStorages final : public HostRoom {
   /// The entry of a storage that can leave, or null. What is met for the first time gets one.
   Entry* find(c10::StorageImpl& storage, const Lock&);
   void wait_until_still(const Entry& entry, Lock& lock);
+  /// Bytes move one storage at a time, so that there is room beside the blocks for what moves.
+  class Turn;
   void bring_back(c10::StorageImpl& storage, Entry& entry, Lock& lock);
   /// False if there is none that could leave.
   bool spill_one();
   void spill(c10::StorageImpl& storage, Entry& entry, Lock& lock);
   void forget_dead(const Lock&);
+  bool leaves_free(std::uint64_t bytes, const Lock&) const;
 
   SessionMemory& memory_;
   const std::shared_ptr<StorageRegistry> registry_;
   const std::function<void(std::exception_ptr)> failed_;
-  std::atomic<std::uint64_t> host_bytes_at_rest_{0};
+  std::atomic<std::uint64_t> kept_from_blocks_{0};
   std::atomic<std::size_t> reasons_to_look_{0};  ///< entries, and constructions under way
   mutable std::mutex mutex_;
   std::condition_variable moved_;
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   std::uint64_t clock_ = 0;
   std::uint64_t largest_block_ = 0;
+  std::uint64_t promised_ = 0;  ///< to blocks that are about to be taken
+  bool is_moving_ = false;
   std::size_t look_for_dead_at_ = 64;  ///< entries
 };
 
