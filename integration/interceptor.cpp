@@ -166,8 +166,11 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
   }
   if (SpillableStorages* const storages = SpillableStorages::active()) {
     const OpTraits* traits = find_traits(function);
-    auto frame = storages->begin_op(function.inputs(), traits != nullptr && traits->touches_bytes);
-    frame->pins = pin_operands(*pinner, function);
+    const bool touches_bytes = traits != nullptr && traits->touches_bytes;
+    auto frame = storages->begin_op(function.inputs(), touches_bytes);
+    if (touches_bytes) {
+      frame->pins = pin_operands(*pinner, function);
+    }
     return frame;
   }
   return pin_operands(*pinner, function);
