@@ -4,8 +4,9 @@
 /// it keeps alive; no table is needed to find one, and an address that is used again cannot be mistaken.
 /// The storage is closed but for the time that ops on it run, or that it is gathered.
 ///
-/// Threads: `pin_count` and the storage's pointer change under the registry's mutex. No LibTorch memory is
-/// freed under it.
+/// Threads: `pin_count` and the storage's pointer change under the registry's mutex. No LibTorch memory
+/// is freed under it. `of` takes no lock: what it reads changes only when a storage comes under management or leaves
+/// it, which for a storage that another thread uses at the time is a race in the program.
 #pragma once
 
 #include <atomic>
