@@ -114,15 +114,17 @@ void Gradients::watch(ManagedParameter& parameter) {
   if (!parameter.parked) {
     parameter.parked = std::make_shared<ParkedGradient>();
   }
-  if (parameter.accumulator && !parameter.accumulator->input_metadata(0).is_same_shape(parameter.tensor)) {
-    // LibTorch makes another for another shape once nobody holds this one.
+  const auto known = parameter.accumulator.lock();
+  if (known && !known->input_metadata(0).is_same_shape(parameter.tensor)) {
+    // A graph holds it still: LibTorch would take it for the other shape too.
     autograd::impl::set_grad_accumulator(parameter.tensor, {});
   }
-  if (const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
-      accumulator != parameter.accumulator) {
+  const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
+  if (accumulator != known) {
     parameter.accumulator = accumulator;
     accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), *accumulator, parameter));
   }
+  parameter.storage->keep(accumulator);
   hook_restore(parameter);
 }
 

@@ -46,6 +46,9 @@ void SessionState::close() noexcept {
   detach_interceptor();
   detach_program_memory();
   gradients_->close();
+  for (const ManagedParameter& parameter : parameters_) {
+    parameter.storage->keep({});  // the accumulator holds the tensor, and so its storage
+  }
   for (const auto& each : gathered_) {
     if (const auto open = each.lock()) {
       open->end();

@@ -228,6 +228,7 @@ TEST(Table, has_a_row_for_every_item_of_the_promise) {
                                        "several dtypes",
                                        "written in place",
                                        "replaced by set_data",
+                                       "replaced by set_data of another shape",
                                        "replaced by .to()",
                                        "replaced by torch::load",
                                        "LoRA",
