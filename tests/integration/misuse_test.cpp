@@ -167,6 +167,43 @@ TEST(Misuse, a_device_below_one_ops_operands_is_refused_with_the_smallest_settin
   }
 }
 
+TEST(Misuse, nothing_is_lost_where_an_ops_operands_do_not_fit) {
+  for (const char* setting : {"device.chunks", "device.memory"}) {
+    SCOPED_TRACE(setting);
+    Config config = tight_config();
+    if (setting == std::string("device.chunks")) {
+      config.device.chunks = chunk_bytes;
+    } else {
+      config.device.chunks.reset();
+      config.device.memory = 2 * chunk_bytes + 2048;
+    }
+    Mlp model;
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& parameter : model.parameters()) {
+      expected.push_back(parameter.detach().clone());
+    }
+    const at::Tensor x = torch::randn({2, width});
+    {
+      Session session(config);
+      session.manage(model);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_THROW(model.layers[1]->weight.mm(model.layers[2]->weight), c10::Error);
+        const auto error = last_error_as<OutOfMemory>(session);
+        ASSERT_TRUE(error.has_value());
+        EXPECT_THAT(error->hint(), HasSubstr(setting));
+        EXPECT_NO_THROW(x.mm(model.layers[i]->weight)) << "what is smaller still runs";
+      }
+      const torch::NoGradGuard no_grad;
+      model.layers[3]->bias.mul_(2);
+      expected[7].mul_(2);
+    }
+    const std::vector<at::Tensor> parameters = model.parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same_bits(parameters[i].detach(), expected[i])) << i;
+    }
+  }
+}
+
 TEST(Misuse, a_budget_below_what_must_rest_is_refused_by_manage_with_a_hint) {
   Config config = tight_config();
   config.host.memory = 4 * chunk_bytes;
@@ -246,6 +283,25 @@ TEST(Misuse, a_parameter_that_cannot_be_updated_any_more_is_refused_at_the_step_
     expect_logic_error(HasSubstr("'layer2.weight'"), [&] { optimizer.step(); });
     EXPECT_TRUE(same_bits(model.layers[0]->weight.detach().clone(), other_before)) << "nothing was updated";
   }
+}
+
+TEST(Misuse, parameters_that_have_become_views_of_one_vector_are_refused_at_the_step_by_name_and_with_the_way_out) {
+  Config config = tight_config();
+  config.device.chunks.reset();  // they become operands of one op
+  Session session(config);
+  Mlp model;
+  session.manage(model);
+  AdamW optimizer(session, AdamW::Options(1e-2));
+  const at::Tensor flat = torch::nn::utils::parameters_to_vector(model.parameters()).detach() * 0.5;
+  torch::nn::utils::vector_to_parameters(flat, model.parameters());
+  model.forward(batch()).backward();
+  expect_logic_error(AllOf(HasSubstr("'layer0.weight'"), HasSubstr("view"), HasSubstr("copy_")),
+                     [&] { optimizer.step(); });
+  for (at::Tensor& parameter : model.parameters()) {
+    parameter.set_data(parameter.detach().clone());
+  }
+  EXPECT_NO_THROW(optimizer.step());
+  EXPECT_ANY_THROW(model.layers[0]->weight.data_ptr()) << "it is managed again";
 }
 
 TEST(Misuse, a_parameter_that_was_never_managed_is_refused_at_the_step_by_its_position) {
