@@ -32,15 +32,14 @@ function(terrace_floor name)
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_include_directories(
     ${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
                      $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/terrace>)
   get_property(below GLOBAL PROPERTY TERRACE_FLOORS)
   target_link_libraries(${target} PUBLIC ${below} ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
   if(arg_LIBTORCH)
     terrace_flags(${target} LIBTORCH)
     target_link_libraries(${target} PUBLIC terrace::libtorch)
-    target_include_directories(
-      ${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                       $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+    target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
   else()
     terrace_flags(${target})
   endif()

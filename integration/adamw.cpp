@@ -13,6 +13,7 @@ namespace {
 
 std::vector<at::Tensor> all_parameters(Session& session) {
   std::vector<at::Tensor> tensors;
+  const auto held = session.state()->lock();
   session.state()->take_in_replaced();  // some may have been unfrozen
   for (const ManagedParameter& parameter : session.state()->parameters()) {
     if (parameter.gradient_chunk) {

@@ -1,6 +1,7 @@
 // AdamW over managed chunks: copies what the update needs into a job and queues it.
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -34,6 +35,7 @@ class Managed final : public AdamWBackend {
  public:
   Managed(const std::shared_ptr<SessionState>& state, const AdamW::Groups& groups, bool joins_all)
       : state_(state), joins_all_(joins_all) {
+    const auto held = state->lock();
     state->take_in_replaced();
     for (const auto& group : groups) {
       for (const at::Tensor& tensor : group.params()) {
@@ -51,6 +53,7 @@ class Managed final : public AdamWBackend {
   ~Managed() override {
     // What it has learned goes with it: another optimizer begins anew.
     if (const std::shared_ptr<SessionState> state = state_.lock()) {
+      const auto held = state->lock();
       for (ManagedParameter& parameter : state->parameters()) {
         if (parameter.optimizer == this) {
           parameter.optimizer = nullptr;
@@ -67,7 +70,8 @@ class Managed final : public AdamWBackend {
     if (!state) {
       throw LogicError("AdamW: the session of this optimizer has ended");
     }
-    state->require_not_gathered("step");
+    const auto held = state->lock();
+    state->require_not_gathered("step", sets_with_gradients(*state, groups));
     state->gradients().notice_dead_storages();
     state->take_in_replaced();
     if (joins_all_) {
@@ -108,7 +112,11 @@ class Managed final : public AdamWBackend {
 
   std::optional<double> gradient_norm() const override {
     const std::shared_ptr<SessionState> state = state_.lock();
-    return ticket_ && state ? state->updates().norm(ticket_) : std::nullopt;
+    if (!state) {
+      return std::nullopt;
+    }
+    const auto held = state->lock();
+    return ticket_ ? state->updates().norm(ticket_) : std::nullopt;
   }
 
  private:
@@ -121,6 +129,27 @@ class Managed final : public AdamWBackend {
     }
     require_updatable(*parameter);
     return *parameter;
+  }
+
+  /// The sets of chunks that a step changes.
+  std::set<std::uint32_t> sets_with_gradients(SessionState& state, const AdamW::Groups& groups) const {
+    std::set<std::uint32_t> sets;
+    const auto add = [&](const ManagedParameter* parameter) {
+      if (parameter != nullptr && parameter->tensor.grad().defined()) {
+        sets.insert(parameter->chunk_set);
+      }
+    };
+    for (const auto& group : groups) {
+      for (const at::Tensor& tensor : group.params()) {
+        add(state.find(tensor));
+      }
+    }
+    if (joins_all_) {
+      for (const ManagedParameter& parameter : state.parameters()) {
+        add(&parameter);
+      }
+    }
+    return sets;
   }
 
   /// The states in the parameter's chunks are this optimizer's from now on.

@@ -1,8 +1,11 @@
 #include "integration/gradients.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
@@ -18,31 +21,62 @@ namespace terrace {
 
 namespace autograd = torch::autograd;
 
-/// What a parameter's two hooks share: the gradient set aside between them.
+/// What a parameter's two hooks share: the gradient set aside between them, which run on one thread. Under the program
+/// mutex.
 struct ParkedGradient {
-  at::Tensor gradient;
-  const void* restore = nullptr;  ///< the hook that puts it back
+  /// What a backward of this thread that failed has left is stale.
+  void put(at::Tensor gradient) {
+    take();
+    if (gradient.defined()) {
+      by_thread.emplace_back(std::this_thread::get_id(), std::move(gradient));
+    }
+  }
+
+  at::Tensor take() {
+    const auto found = std::find_if(by_thread.begin(), by_thread.end(),
+                                    [](const auto& each) { return each.first == std::this_thread::get_id(); });
+    if (found == by_thread.end()) {
+      return {};
+    }
+    at::Tensor gradient = std::move(found->second);
+    by_thread.erase(found);
+    return gradient;
+  }
+
+  std::vector<std::pair<std::thread::id, at::Tensor>> by_thread;  ///< one, but where threads train one parameter
+  const void* restore = nullptr;                                  ///< the hook that puts it back
 };
+
+namespace {
+
+/// LibTorch holds it while it adds to a leaf's gradient and while the post-accumulate hook runs.
+struct NodeMutex : autograd::Node {
+  static std::mutex& of(autograd::Node& node) { return node.*(&NodeMutex::mutex_); }
+};
+
+}  // namespace
 
 /// Before AccumulateGrad: sets aside what is accumulated, so that it sees none.
 class Gradients::Park : public autograd::FunctionPreHook {
  public:
-  Park(std::weak_ptr<Gradients> owner, ManagedParameter& parameter)
-      : owner_(std::move(owner)), parameter_(parameter), parked_(parameter.parked) {}
+  Park(std::weak_ptr<Gradients> owner, autograd::Node& accumulator, ManagedParameter& parameter)
+      : owner_(std::move(owner)), accumulator_(accumulator), parameter_(parameter), parked_(parameter.parked) {}
 
   autograd::variable_list operator()(const autograd::variable_list& gradients) override {
     const auto owner = owner_.lock();
     if (!owner || owner->closed()) {
       return gradients;
     }
+    const std::scoped_lock accumulating(NodeMutex::of(accumulator_));  // another thread may be
+    const std::scoped_lock lock(owner->program_mutex_);
     owner->hook_restore(parameter_);  // the program may have set a hook of its own since
-    // What a backward that failed has left here is stale.
-    parked_->gradient = std::exchange(parameter_.tensor.mutable_grad(), {});
+    parked_->put(std::exchange(parameter_.tensor.mutable_grad(), {}));
     return gradients;
   }
 
  private:
   const std::weak_ptr<Gradients> owner_;
+  autograd::Node& accumulator_;  // owns this hook
   ManagedParameter& parameter_;
   const std::shared_ptr<ParkedGradient> parked_;
 };
@@ -57,9 +91,10 @@ class Gradients::Restore : public autograd::PostAccumulateGradHook {
   void operator()(const autograd::Variable& variable) override {
     const auto owner = owner_.lock();
     if (owner && !owner->closed()) {
-      owner->accumulate(parameter_, std::exchange(parked_->gradient, {}));
+      const std::scoped_lock lock(owner->program_mutex_);
+      owner->accumulate(parameter_, parked_->take());
     }
-    if (next_) {
+    if (next_) {  // it may wait for other threads
       (*next_)(variable);
     }
   }
@@ -71,22 +106,25 @@ class Gradients::Restore : public autograd::PostAccumulateGradHook {
   const std::unique_ptr<autograd::PostAccumulateGradHook> next_;
 };
 
-Gradients::Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry)
-    : stream_(stream), registry_(std::move(registry)) {}
+Gradients::Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry,
+                     std::recursive_mutex& program_mutex)
+    : stream_(stream), registry_(std::move(registry)), program_mutex_(program_mutex) {}
 
 void Gradients::watch(ManagedParameter& parameter) {
   if (!parameter.parked) {
     parameter.parked = std::make_shared<ParkedGradient>();
   }
-  if (parameter.accumulator && !parameter.accumulator->input_metadata(0).is_same_shape(parameter.tensor)) {
-    // LibTorch makes another for another shape once nobody holds this one.
+  const auto known = parameter.accumulator.lock();
+  if (known && !known->input_metadata(0).is_same_shape(parameter.tensor)) {
+    // A graph holds it still: LibTorch would take it for the other shape too.
     autograd::impl::set_grad_accumulator(parameter.tensor, {});
   }
-  if (const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
-      accumulator != parameter.accumulator) {
+  const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
+  if (accumulator != known) {
     parameter.accumulator = accumulator;
-    accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), parameter));
+    accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), *accumulator, parameter));
   }
+  parameter.storage->keep(accumulator);
   hook_restore(parameter);
 }
 

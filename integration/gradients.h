@@ -6,10 +6,16 @@
 /// of a chunk's have died the chunk is discarded without a transfer.
 ///
 /// A gradient that itself requires grad (create_graph) is left alone. Post-accumulate hooks that were there
-/// run after ours. Sparse gradients throw LogicError. Called by the thread that runs backward or `step`.
+/// run after ours. Sparse gradients throw LogicError.
+///
+/// Threads: the hooks run on whichever thread LibTorch runs them, several at once, and take the program mutex (see
+/// SessionState) where they change what is known of a parameter. `watch`, `adopt`, `for_update` and `make_ordinary` are
+/// called under it. `notice_dead_storages` never takes it: whoever is waited for under it calls that.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 
 #include "integration/managed_parameter.h"
@@ -19,7 +25,8 @@ namespace terrace {
 
 class Gradients : public std::enable_shared_from_this<Gradients> {
  public:
-  Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry);
+  /// `program_mutex` outlives what calls in here but for hooks, which look at `closed` first.
+  Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry, std::recursive_mutex& program_mutex);
 
   /// Hooks the parameter's gradient accumulator, a second time if it has another one now. `parameter` outlives this
   /// object.
@@ -41,8 +48,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void make_ordinary(ManagedStorage& storage);
 
   /// Hooks that outlive the session call through from now on.
-  void close() noexcept { closed_ = true; }
-  bool closed() const noexcept { return closed_; }
+  void close() noexcept { closed_.store(true, std::memory_order_release); }
+  bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
  private:
   class Park;
@@ -57,8 +64,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   AccessStream& stream_;
   const std::shared_ptr<StorageRegistry> registry_;
+  std::recursive_mutex& program_mutex_;
   std::unordered_map<ChunkId, std::uint32_t> alive_;  // storages alive by gradient chunk; under the registry's mutex
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace terrace

@@ -5,8 +5,8 @@
 namespace terrace {
 
 void ManagedParameter::require_manageable() const {
-  const auto refuse = [&](const std::string& why) {
-    throw LogicError("parameter '" + name + "' cannot be managed: " + why);
+  const auto refuse = [&](const std::string& why, const std::string& hint = "") {
+    throw LogicError("parameter '" + name + "' cannot be managed: " + why, hint);
   };
   if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
     refuse("it has no dense storage");
@@ -16,7 +16,8 @@ void ManagedParameter::require_manageable() const {
   }
   if (tensor.storage_offset() != 0 || !tensor.is_non_overlapping_and_dense() ||
       storage_of(tensor).nbytes() != tensor.nbytes()) {
-    refuse("it does not cover a storage of its own (a view of another tensor?)");
+    refuse("it does not cover a storage of its own (a view of another tensor?)",
+           "write to it in place, as by copy_, or give it a copy, as by clone");
   }
 }
 

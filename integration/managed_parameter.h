@@ -23,10 +23,12 @@ struct ManagedParameter {
   std::uint64_t element_offset = 0;
   std::uint64_t elements = 0;
 
-  std::optional<ChunkId> gradient_chunk;               ///< absent for a parameter that needs no gradient
-  std::weak_ptr<ManagedStorage> gradient;              ///< the storage of the gradient made last, while it lives
-  std::shared_ptr<torch::autograd::Node> accumulator;  ///< kept, because hooks hang on it
-  std::shared_ptr<ParkedGradient> parked;              ///< what the hooks share
+  std::optional<ChunkId> gradient_chunk;   ///< absent for a parameter that needs no gradient
+  std::weak_ptr<ManagedStorage> gradient;  ///< the storage of the gradient made last, while it lives
+  /// Hooks hang on it. The storage keeps it: where the program replaces the storage, perhaps by one of another shape,
+  /// LibTorch makes another.
+  std::weak_ptr<torch::autograd::Node> accumulator;
+  std::shared_ptr<ParkedGradient> parked;  ///< what the hooks share
 
   /// Throws LogicError, naming the parameter, if its tensor has no dense storage of its own on the session's device.
   void require_manageable() const;

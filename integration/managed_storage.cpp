@@ -78,11 +78,18 @@ void ManagedStorage::set_error(const std::string& text) {
   }
 }
 
+void ManagedStorage::keep(std::shared_ptr<void> what) {
+  const std::scoped_lock lock(registry_->mutex);
+  kept_.swap(what);  // what it was ends with the argument, after the lock
+}
+
 void ManagedStorage::on_storage_death(void* context) {
   auto* managed = static_cast<ManagedStorage*>(context);
   const std::shared_ptr<StorageRegistry> registry = managed->registry_;
+  std::shared_ptr<void> kept;  // ends after the lock
   std::shared_ptr<ManagedStorage> self;
   const std::scoped_lock lock(registry->mutex);
+  kept = std::move(managed->kept_);
   managed->storage_ = nullptr;
   self = std::move(managed->held_by_storage_);
   registry->gone.push_back(self);

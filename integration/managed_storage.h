@@ -4,8 +4,9 @@
 /// it keeps alive; no table is needed to find one, and an address that is used again cannot be mistaken.
 /// The storage is closed but for the time that ops on it run, or that it is gathered.
 ///
-/// Threads: `pin_count` and the storage's pointer change under the registry's mutex. No LibTorch memory is
-/// freed under it.
+/// Threads: `pin_count`, what is kept and the storage's pointer change under the registry's mutex. No LibTorch memory
+/// is freed under it. `of` takes no lock: what it reads changes only when a storage comes under management or leaves
+/// it, which for a storage that another thread uses at the time is a race in the program.
 #pragma once
 
 #include <atomic>
@@ -60,6 +61,9 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   /// What access throws from now on; an empty text gives back the usual message. The mutex is held by the caller.
   void set_error(const std::string& text);
 
+  /// Has `what` live until the storage dies, or until this is called again.
+  void keep(std::shared_ptr<void> what);
+
   ChunkId chunk() const noexcept { return chunk_; }
   std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
   const std::string& name() const noexcept { return name_; }
@@ -84,6 +88,7 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   const bool is_spilled_;
   c10::StorageImpl* storage_ = nullptr;
   std::shared_ptr<ManagedStorage> held_by_storage_;
+  std::shared_ptr<void> kept_;
   std::uint32_t pin_count_ = 0;
   bool has_error_ = false;
 };

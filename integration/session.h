@@ -10,7 +10,12 @@
 /// anything else throws, naming the parameter. Ops that fail because of the session throw c10::Error with the message;
 /// `last_error` has the typed exception.
 ///
-/// One thread trains a session's models; which one may change between ops.
+/// Threads: several may train and evaluate at once, each its own models. Models that are trained beside others come
+/// under management by a call of `manage` each, so that they share no chunks, and have an AdamW each, over their own
+/// parameters. What ops of all threads use at one moment must fit the device together: nobody waits for another thread,
+/// an op that finds no room throws with OutOfMemory. Which thread trains a model may change between ops; two that train
+/// one model at once race as in plain LibTorch. While one thread replaces parameters' storages (set_data, Module::to,
+/// torch::load) or freezes and unfreezes them, no other steps. The session ends when no other thread uses it any more.
 #pragma once
 
 #include <exception>
@@ -63,8 +68,8 @@ class Session {
   /// Keeps parameters on the device as ordinary tensors, whose bytes may be reached by pointer, for as long as what it
   /// returns lives: of the module and those within it, or of a list. Updates that are queued for them are done first.
   /// Ordinary tensors in the list stay as they are. `Access::write` where bytes may be changed other than by ops.
-  /// Changes made by pointer under `Access::read` may be lost. A step, or `manage`, while what is trained is gathered
-  /// throws LogicError.
+  /// Changes made by pointer under `Access::read` may be lost. A step while something is gathered that lies in a chunk
+  /// with what it changes throws LogicError, and so does `manage` while anything that is trained is gathered.
   ///
   ///     auto view = session.gather(*model, terrace::Access::read);
   ///

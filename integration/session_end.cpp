@@ -15,7 +15,6 @@ void SessionState::restore_storages() {
   std::uint64_t bytes = 0;
   std::vector<bool> used;
   for (ManagedParameter& parameter : parameters_) {
-    parameter.accumulator.reset();  // it holds the tensor too
     used.push_back(parameter.tensor.use_count() > 1 || parameter.tensor.storage().use_count() > 1);
     if (!used.back()) {
       parameter.tensor.mutable_grad().reset();

@@ -9,6 +9,8 @@
 namespace terrace {
 
 Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
+  // To the end: a step of another thread comes either before all of this or finds the view.
+  const auto held = lock();
   OpenStorages::Storages storages;
   std::vector<ChunkAccess> accesses;
   std::vector<SpillableStorages::Hold> held;
@@ -33,26 +35,38 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
 }
 
 void SessionState::for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode) {
-  for (const ManagedParameter& parameter : parameters_) {
-    const Gathered gathered = gather({parameter.tensor}, mode);
-    at::Tensor handle = parameter.tensor;
-    visit(parameter.name, handle);
-    if (!handle.is_same(parameter.tensor)) {
-      throw LogicError("for_each_parameter: '" + parameter.name + "' was given another tensor",
+  for (std::size_t i = 0;; ++i) {
+    std::string name;
+    at::Tensor tensor;
+    {
+      const auto held = lock();  // but not while `visit` runs, which may wait for other threads
+      if (i == parameters_.size()) {
+        return;
+      }
+      name = parameters_[i].name;
+      tensor = parameters_[i].tensor;
+    }
+    const Gathered gathered = gather({tensor}, mode);
+    at::Tensor handle = tensor;
+    visit(name, handle);
+    if (!handle.is_same(tensor)) {
+      throw LogicError("for_each_parameter: '" + name + "' was given another tensor",
                        "change it in place, as by copy_");
     }
   }
 }
 
-void SessionState::require_not_gathered(const std::string& what) const {
+void SessionState::require_not_gathered(const std::string& what, const std::set<std::uint32_t>& sets) const {
   for (const auto& each : gathered_) {
     const auto open = each.lock();
     if (!open) {
       continue;
     }
     for (const auto& storage : open->storages()) {
-      const auto parameter = by_storage_.find(storage.get());
-      if (parameter == by_storage_.end() || parameter->second->gradient_chunk) {
+      const bool is_in_them = std::any_of(sets.begin(), sets.end(), [&](std::uint32_t set) {
+        return storage->chunk() == chunk_sets_[set].parameter || storage->chunk() == chunk_sets_[set].gradient;
+      });
+      if (is_in_them) {
         throw LogicError(what + ": '" + storage->name() + "' is gathered", "end what Session::gather returned first");
       }
     }

@@ -25,7 +25,14 @@ void require_same_tensor(const std::string& name, const at::Tensor& tensor, cons
 }  // namespace
 
 void SessionState::manage(torch::nn::Module& module) {
-  require_not_gathered("manage");
+  const auto held = lock();
+  std::set<std::uint32_t> trained;
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    if (set_infos_[set].trainable) {
+      trained.insert(set);
+    }
+  }
+  require_not_gathered("manage", trained);
   updates_->finish();  // what an update holds on the host could not leave
   take_in_replaced();
   std::deque<ManagedParameter> found;

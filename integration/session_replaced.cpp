@@ -9,6 +9,7 @@
 namespace terrace {
 
 void SessionState::take_in_replaced() {
+  const auto held = lock();
   std::vector<ManagedParameter*> same;
   std::vector<ManagedParameter*> anew;
   for (ManagedParameter& parameter : parameters_) {

@@ -32,7 +32,7 @@ SessionState::SessionState(const Config& config)
       memory_(config),
       spillable_(memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); }),
       updates_(std::make_unique<UpdateQueue>(memory_.stream(), a_core_is_free())),
-      gradients_(std::make_shared<Gradients>(memory_.stream(), registry_)) {
+      gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
   attach_program_memory(*this);
@@ -47,6 +47,9 @@ void SessionState::close() noexcept {
   detach_interceptor();
   detach_program_memory();
   gradients_->close();
+  for (const ManagedParameter& parameter : parameters_) {
+    parameter.storage->keep({});  // the accumulator holds the tensor, and so its storage
+  }
   for (const auto& each : gathered_) {
     if (const auto open = each.lock()) {
       open->end();
@@ -84,10 +87,15 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_
   // A backward belongs to its forward; what has no input of its own, such as clipping, to what runs.
   const bool with_graph = at::GradMode::is_enabled();
   const Pass pass = with_graph ? Pass::with_graph : Pass::without_graph;
-  if (pass_ == pass || input_shapes == 0 || torch::autograd::get_current_graph_task_id() != -1 ||
-      std::none_of(operands.begin(), operands.end(),
-                   [&](const OpOperand& operand) { return by_storage_.contains(operand.storage); })) {
+  if (pass_ == pass || input_shapes == 0 || torch::autograd::get_current_graph_task_id() != -1) {
     return;
+  }
+  {
+    const auto held = lock();
+    if (std::none_of(operands.begin(), operands.end(),
+                     [&](const OpOperand& operand) { return by_storage_.contains(operand.storage); })) {
+      return;
+    }
   }
   pass_ = pass;
   memory_.stream().begin_pass(input_shapes * 2 + (with_graph ? 1 : 0));
@@ -107,6 +115,7 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
       storages.push_back(operand.storage->shared_from_this());
     }
     if (RecomputedBlock* const block = RecomputedBlock::recording()) {
+      const auto held = lock();
       for (const OpOperand& operand : operands) {
         if (const auto found = by_storage_.find(operand.storage); found != by_storage_.end()) {
           block->depends_on_parameter(found->second->tensor);

@@ -2,6 +2,18 @@
 /// calls back (ops, allocations, gradients).
 ///
 /// Lives from the session's construction to its destructor, which calls `close`; optimizers hold it weakly.
+///
+/// Threads. What is known of parameters, chunks and views (the members below and the fields of ManagedParameter) is
+/// read and changed under the program mutex. `lock` takes it; what may be called by anybody does so itself, and the
+/// rest is called under it. It is recursive because ops run while it is held, and because a program's own hooks may
+/// call `step`. Ops take it for a look-up only, and most not at all.
+///
+/// While it is held, only transfers and updates are waited for, and neither ever asks for it: an update runs no ops,
+/// and when it lets go of gradients it calls Gradients::notice_dead_storages, which takes the mutexes below this one
+/// only. Nobody waits for another thread's pin. So whoever holds it goes on by himself.
+///
+/// Order: LibTorch's mutex of a node (held around hooks), or a RecomputedBlock's; the program mutex; the update queue's
+/// or the registry's; the AccessStream's. `error_mutex_` is taken last and alone.
 #pragma once
 
 #include <atomic>
@@ -11,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -36,6 +49,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   explicit SessionState(const Config& config);
   ~SessionState() override;
 
+  /// The program mutex, for what takes several of the calls below.
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() const { return std::unique_lock(program_mutex_); }
+
   void manage(torch::nn::Module& module);
   /// Brings parameters whose storage the program has replaced (by set_data, Module::to, torch::load) under management
   /// again, and those that need a gradient now and needed none before. Throws LogicError, naming the parameter, where
@@ -44,7 +60,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Gives every trainable chunk set that AdamW can update its moments, and a master where it needs one. Throws
   /// OutOfMemory.
   void add_optimizer_chunks();
-  /// Makes the model's tensors ordinary where they fit, and ends interception. Never throws.
+  /// Makes the model's tensors ordinary where they fit, and ends interception. No other thread uses the session any
+  /// more. Never throws.
   void close() noexcept;
 
   /// The managed parameter of a tensor, or null.
@@ -61,8 +78,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   UpdateTicket submit(UpdateJob job);
   /// Finishes the update that was submitted, where the configuration says so, and ends the step.
   void end_step();
-  /// Throws LogicError if anything that a step changes is gathered at the moment.
-  void require_not_gathered(const std::string& what) const;
+  /// Throws LogicError, naming it, if a parameter or gradient in these sets of chunks is gathered at the moment.
+  void require_not_gathered(const std::string& what, const std::set<std::uint32_t>& sets) const;
 
   std::exception_ptr last_error() const;
 
@@ -86,7 +103,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   /// Throws LogicError if the storage belongs to a session that has ended.
   void require_own(const ManagedStorage& storage) const;
-  /// Tells residency which pass an op begins, or goes on with.
+  /// Tells residency which pass an op begins, or goes on with. Takes the program mutex.
   void notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes);
   void manage_parameters(std::span<ManagedParameter> found);
   /// Has the parameter's gradients come under management, and the one that it has.
@@ -131,6 +148,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void restore(ManagedStorage& storage, c10::DataPtr data);
 
   const Config config_;
+  mutable std::recursive_mutex program_mutex_;
   SessionMemory memory_;
   const std::shared_ptr<StorageRegistry> registry_ = std::make_shared<StorageRegistry>();
   SpillableStorages spillable_;
@@ -144,7 +162,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   RestingRoom rested_{};  ///< bytes that rest on each tier
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
-  /// Which pass residency has been told of. Ops of any thread look at it.
+  /// Which pass residency has been told of. Ops of any thread look at it without a lock: where two threads are in
+  /// different passes residency is told of each in turn, and looks ahead less well.
   enum class Pass : std::uint8_t { unknown, without_graph, with_graph };
   std::atomic<Pass> pass_{Pass::unknown};
 };

@@ -14,13 +14,13 @@ struct Reach {
 void set_throws_on_access(c10::StorageImpl& storage, bool throws);
 template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-/// The storage's pointer with another address, its context neither run nor lost.
-c10::DataPtr readdressed(c10::StorageImpl& storage, void* data) {
-  c10::DataPtr& old = storage._mutable_data_ptr_no_checks();
-  const auto deleter = old.get_deleter();
-  const auto device = old.device();
-  return {data, old.release_context(), deleter, device};
-}
+// The address alone: other threads read context and deleter meanwhile, to find out whether the storage is managed.
+template <c10::detail::UniqueVoidPtr c10::DataPtr::*pointer, void* c10::detail::UniqueVoidPtr::*address>
+struct ReachAddress {
+  friend void set_address(c10::DataPtr& data, void* to) { (data.*pointer).*address = to; }
+};
+void set_address(c10::DataPtr& data, void* to);
+template struct ReachAddress<&c10::DataPtr::ptr_, &c10::detail::UniqueVoidPtr::data_>;
 
 }  // namespace
 
@@ -30,12 +30,12 @@ void close_storage(c10::StorageImpl& storage, std::string message) {
 
 void close_storage(c10::StorageImpl& storage) {
   set_throws_on_access(storage, true);
-  storage.set_data_ptr_noswap(readdressed(storage, nullptr));
+  set_address(storage._mutable_data_ptr_no_checks(), nullptr);
 }
 
 void open_storage(c10::StorageImpl& storage, void* data) {
+  set_address(storage._mutable_data_ptr_no_checks(), data);
   set_throws_on_access(storage, false);
-  storage.set_data_ptr_noswap(readdressed(storage, data));
 }
 
 void reset_storage(c10::StorageImpl& storage, c10::DataPtr data) {

@@ -1,7 +1,8 @@
 /// Opens and closes a LibTorch storage: while it is closed, touching its bytes throws with a message.
 ///
 /// LibTorch can close a storage for good (`release_data_and_set_meta_custom_data_ptr_error_msg_`) but has no
-/// public way back; the flag behind it is reached here, in one place.
+/// public way back; the flag and the address behind it are reached here, in one place. Opening and closing change
+/// nothing else, so that other threads may look at the pointer's context and deleter meanwhile.
 #pragma once
 
 #include <string>

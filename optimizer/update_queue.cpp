@@ -143,7 +143,7 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock) {
     }
     states_[item] = State::running;
     try {
-      run_alone(lock, [&] { job_->update(item); });
+      run_alone(lock, [&] { job->update(item); });
     } catch (...) {
       states_[item] = State::queued;
       throw;
@@ -161,8 +161,11 @@ void UpdateQueue::resolve_norm(Lock& lock) {
       changed_.wait(lock);
       continue;
     }
-    run_alone(lock, [&] { job_->find_norm(); });
-    norm_known_ = true;
+    const UpdateTicket job = job_;
+    run_alone(lock, [&] { job->find_norm(); });
+    if (job == job_) {
+      norm_known_ = true;
+    }
   }
 }
 

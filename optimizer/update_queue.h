@@ -10,9 +10,9 @@
 /// uses one of its chunks if the background has not come to it. One set is updated at a time. What the update needs is
 /// announced to residency, which brings it ahead.
 ///
-/// Threads: `submit`, `finish` and `norm` belong to the thread that trains; `before_access` may be called by any. An
-/// error of an update reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too.
-/// Want of room is not final: it reaches who asks, and the next who asks tries again.
+/// Threads: `submit` is called by one thread at a time; `finish`, `norm` and `before_access` by any. An error of an
+/// update reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too. Want of room
+/// is not final: it reaches who asks, and the next who asks tries again.
 #pragma once
 
 #include <atomic>

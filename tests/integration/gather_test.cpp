@@ -4,26 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "tests/integration/small_gpt.h"
+#include "tests/integration/tight_session.h"
 
 namespace terrace::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t chunk_bytes = 16 << 10;
-constexpr std::int64_t width = 64;
-
-/// Room for three of the model's eight chunks on the device.
-Config tight() {
-  at::set_num_threads(1);
-  Config config;
-  config.device.memory = 4 << 20;
-  config.device.chunks = 3 * chunk_bytes;
-  config.host.memory = 4 << 20;
-  config.placement.chunk = chunk_bytes;
-  config.log.level = LogLevel::off;
-  return config;
-}
+constexpr std::int64_t width = tight_width;
 
 struct Model : torch::nn::Module {
   Model() {
@@ -44,21 +32,11 @@ struct Model : torch::nn::Module {
   at::Tensor frozen;
 };
 
-template <class Call>
-std::string logic_error_of(Call&& call) {
-  try {
-    call();
-  } catch (const LogicError& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 class GatherTest : public ::testing::Test {
  protected:
   GatherTest() {
     torch::manual_seed(3);
-    session_.emplace(tight());
+    session_.emplace(tight_config());
     model_ = session_->construct([] { return std::make_shared<Model>(); });
     session_->manage(*model_);
   }

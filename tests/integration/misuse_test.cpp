@@ -9,6 +9,7 @@
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
+#include "tests/integration/tight_session.h"
 
 namespace terrace::testing {
 namespace {
@@ -16,19 +17,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t chunk_bytes = 16 << 10;
-constexpr std::int64_t width = 64;  // a weight fills a chunk: its bias lies in another one
-
-Config tight() {
-  at::set_num_threads(1);
-  Config config;
-  config.device.memory = 4 << 20;
-  config.device.chunks = 3 * chunk_bytes;
-  config.host.memory = 4 << 20;
-  config.placement.chunk = chunk_bytes;
-  config.log.level = LogLevel::off;
-  return config;
-}
+constexpr std::uint64_t chunk_bytes = tight_chunk_bytes;
+constexpr std::int64_t width = tight_width;
 
 struct Mlp : torch::nn::Module {
   explicit Mlp(int depth = 4) {
@@ -47,30 +37,6 @@ struct Mlp : torch::nn::Module {
 
 at::Tensor batch() { return torch::randn({8, width}); }
 
-template <class Call>
-void expect_logic_error(const ::testing::Matcher<std::string>& text, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing was refused";
-  } catch (const LogicError& error) {
-    EXPECT_THAT(std::string(error.what()), text);
-  }
-}
-
-template <class Expected>
-std::optional<Expected> last_error_as(const Session& session) {
-  if (session.last_error() == nullptr) {
-    return std::nullopt;
-  }
-  try {
-    std::rethrow_exception(session.last_error());
-  } catch (const Expected& error) {
-    return error;
-  } catch (...) {
-    return std::nullopt;
-  }
-}
-
 /// What follows "at least " in a hint.
 std::string smallest_in(const std::string& hint) {
   const std::string marker = "at least ";
@@ -84,24 +50,24 @@ std::string smallest_in(const std::string& hint) {
 }  // namespace
 
 TEST(Misuse, a_second_session_beside_a_live_one_is_refused_and_harms_neither) {
-  std::optional<Session> first(tight());
+  std::optional<Session> first(tight_config());
   Mlp model;
   first->manage(model);
-  expect_logic_error(HasSubstr("session"), [] { Session second(tight()); });
+  expect_logic_error(HasSubstr("session"), [] { Session second(tight_config()); });
   EXPECT_NO_THROW(model.forward(batch()).backward());
   first.reset();
-  EXPECT_NO_THROW(Session third(tight()));
+  EXPECT_NO_THROW(Session third(tight_config()));
 }
 
 TEST(Misuse, a_session_that_could_not_begin_does_not_stand_in_the_way_of_the_next) {
-  Config config = tight();
+  Config config = tight_config();
   config.host.memory = 4096;
   EXPECT_THROW(Session session(config), OutOfMemory);
-  EXPECT_NO_THROW(Session session(tight()));
+  EXPECT_NO_THROW(Session session(tight_config()));
 }
 
 TEST(Misuse, a_step_after_the_session_has_ended_is_refused) {
-  std::optional<Session> session(tight());
+  std::optional<Session> session(tight_config());
   Mlp model;
   session->manage(model);
   AdamW optimizer(*session, AdamW::Options(1e-2));
@@ -109,12 +75,12 @@ TEST(Misuse, a_step_after_the_session_has_ended_is_refused) {
   session.reset();
   expect_logic_error(HasSubstr("session"), [&] { optimizer.step(); });
   EXPECT_NO_THROW(optimizer.zero_grad());
-  session.emplace(tight());  // another session is not the optimizer's
+  session.emplace(tight_config());  // another session is not the optimizer's
   expect_logic_error(HasSubstr("session"), [&] { optimizer.step(); });
 }
 
 TEST(Misuse, the_archive_of_an_optimizer_is_refused_in_favour_of_the_sessions) {
-  Session session(tight());
+  Session session(tight_config());
   Mlp model;
   session.manage(model);
   AdamW optimizer(session, AdamW::Options(1e-2));
@@ -133,7 +99,7 @@ TEST(Misuse, the_archive_of_an_optimizer_is_refused_in_favour_of_the_sessions) {
 }
 
 TEST(Misuse, chunks_below_one_ops_operands_are_refused_with_the_smallest_setting_that_suffices) {
-  Config config = tight();
+  Config config = tight_config();
   config.device.chunks = chunk_bytes;  // weight and bias of a layer are two chunks
   std::string smallest;
   {
@@ -152,7 +118,7 @@ TEST(Misuse, chunks_below_one_ops_operands_are_refused_with_the_smallest_setting
     EXPECT_NO_THROW(model.layers[0]->weight.sum()) << "an op that fits still runs";
   }
   for (const bool enough : {false, true}) {
-    Config second = tight();
+    Config second = tight_config();
     second.set("device.chunks=" + smallest);
     second.device.chunks = second.device.chunks.value() - (enough ? 0 : 4096);
     Session session(second);
@@ -172,7 +138,7 @@ TEST(Misuse, a_device_below_one_ops_operands_is_refused_with_the_smallest_settin
     const torch::NoGradGuard no_grad;
     model.layers[0]->bias.add_(model.layers[1]->bias);  // two chunks, and nothing else is allocated
   };
-  Config config = tight();
+  Config config = tight_config();
   config.device.chunks.reset();
   config.device.memory = 2 * chunk_bytes;  // the batch is there as well
   std::string smallest;
@@ -201,8 +167,45 @@ TEST(Misuse, a_device_below_one_ops_operands_is_refused_with_the_smallest_settin
   }
 }
 
+TEST(Misuse, nothing_is_lost_where_an_ops_operands_do_not_fit) {
+  for (const char* setting : {"device.chunks", "device.memory"}) {
+    SCOPED_TRACE(setting);
+    Config config = tight_config();
+    if (setting == std::string("device.chunks")) {
+      config.device.chunks = chunk_bytes;
+    } else {
+      config.device.chunks.reset();
+      config.device.memory = 2 * chunk_bytes + 2048;
+    }
+    Mlp model;
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& parameter : model.parameters()) {
+      expected.push_back(parameter.detach().clone());
+    }
+    const at::Tensor x = torch::randn({2, width});
+    {
+      Session session(config);
+      session.manage(model);
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_THROW(model.layers[1]->weight.mm(model.layers[2]->weight), c10::Error);
+        const auto error = last_error_as<OutOfMemory>(session);
+        ASSERT_TRUE(error.has_value());
+        EXPECT_THAT(error->hint(), HasSubstr(setting));
+        EXPECT_NO_THROW(x.mm(model.layers[i]->weight)) << "what is smaller still runs";
+      }
+      const torch::NoGradGuard no_grad;
+      model.layers[3]->bias.mul_(2);
+      expected[7].mul_(2);
+    }
+    const std::vector<at::Tensor> parameters = model.parameters();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same_bits(parameters[i].detach(), expected[i])) << i;
+    }
+  }
+}
+
 TEST(Misuse, a_budget_below_what_must_rest_is_refused_by_manage_with_a_hint) {
-  Config config = tight();
+  Config config = tight_config();
   config.host.memory = 4 * chunk_bytes;
   config.device.memory = 4 << 20;
   Mlp model(8);
@@ -231,7 +234,7 @@ struct WithView : torch::nn::Module {
 TEST(Misuse, a_parameter_that_is_a_view_of_another_is_refused_by_name) {
   for (const bool whole : {false, true}) {
     SCOPED_TRACE(whole ? "of all of it" : "of a part");
-    Session session(tight());
+    Session session(tight_config());
     WithView model(whole);
     expect_logic_error(AllOf(HasSubstr("'window'"), HasSubstr("storage")), [&] { session.manage(model); });
     EXPECT_NO_THROW(model.base.data_ptr()) << "what was refused stays as it was";
@@ -239,7 +242,7 @@ TEST(Misuse, a_parameter_that_is_a_view_of_another_is_refused_by_name) {
 }
 
 TEST(Misuse, a_parameter_that_is_a_view_of_a_managed_one_is_refused_by_name) {
-  Session session(tight());
+  Session session(tight_config());
   Mlp model;
   session.manage(model);
   torch::nn::Module other;
@@ -248,7 +251,7 @@ TEST(Misuse, a_parameter_that_is_a_view_of_a_managed_one_is_refused_by_name) {
 }
 
 TEST(Misuse, a_buffer_over_a_managed_parameter_is_left_to_it) {
-  Session session(tight());
+  Session session(tight_config());
   Mlp model;
   model.register_buffer("weight_again", model.layers[0]->weight.detach());
   session.manage(model);
@@ -260,7 +263,7 @@ TEST(Misuse, a_buffer_over_a_managed_parameter_is_left_to_it) {
 TEST(Misuse, a_parameter_that_cannot_be_updated_any_more_is_refused_at_the_step_by_name_before_any_is) {
   for (const char* what : {"another type", "a view", "another's storage", "no type for AdamW"}) {
     SCOPED_TRACE(what);
-    Session session(tight());
+    Session session(tight_config());
     Mlp model;
     session.manage(model);
     AdamW optimizer(session, AdamW::Options(1e-2));
@@ -282,8 +285,27 @@ TEST(Misuse, a_parameter_that_cannot_be_updated_any_more_is_refused_at_the_step_
   }
 }
 
+TEST(Misuse, parameters_that_have_become_views_of_one_vector_are_refused_at_the_step_by_name_and_with_the_way_out) {
+  Config config = tight_config();
+  config.device.chunks.reset();  // they become operands of one op
+  Session session(config);
+  Mlp model;
+  session.manage(model);
+  AdamW optimizer(session, AdamW::Options(1e-2));
+  const at::Tensor flat = torch::nn::utils::parameters_to_vector(model.parameters()).detach() * 0.5;
+  torch::nn::utils::vector_to_parameters(flat, model.parameters());
+  model.forward(batch()).backward();
+  expect_logic_error(AllOf(HasSubstr("'layer0.weight'"), HasSubstr("view"), HasSubstr("copy_")),
+                     [&] { optimizer.step(); });
+  for (at::Tensor& parameter : model.parameters()) {
+    parameter.set_data(parameter.detach().clone());
+  }
+  EXPECT_NO_THROW(optimizer.step());
+  EXPECT_ANY_THROW(model.layers[0]->weight.data_ptr()) << "it is managed again";
+}
+
 TEST(Misuse, a_parameter_that_was_never_managed_is_refused_at_the_step_by_its_position) {
-  Session session(tight());
+  Session session(tight_config());
   Mlp model, stranger;
   session.manage(model);
   AdamW optimizer(session, {torch::optim::OptimizerParamGroup({model.layers[0]->weight, stranger.layers[0]->weight})},
@@ -296,7 +318,7 @@ namespace {
 
 /// Everything at rest on NVMe, beside a host that keeps next to nothing.
 Config on_nvme(const TemporaryFolder& folder) {
-  Config config = tight();
+  Config config = tight_config();
   config.host.memory = 6 * chunk_bytes;
   config.nvme.paths = {folder.path()};
   config.nvme.memory = 4 << 20;
@@ -371,7 +393,7 @@ TEST(Misuse, bytes_that_are_damaged_at_the_end_leave_their_parameters_guarded) {
   }
   EXPECT_GT(guarded, 0);
   // And are told from others by the next session, which has chunks of its own.
-  Session next(tight());
+  Session next(tight_config());
   Mlp other(8);
   next.manage(other);
   expect_logic_error(HasSubstr("left over"), [&] { next.manage(*model); });

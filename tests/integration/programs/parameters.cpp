@@ -167,6 +167,18 @@ void replaced_by_set_data(World& world) {
   });
 }
 
+void replaced_by_another_shape(World& world) {
+  const auto model = world.make<Stack>();
+  world.manage(*model);
+  const auto optimizer = world.adamw();
+  model->loss().backward();  // the parameters have been in a graph
+  optimizer->zero_grad();
+  model->layers[2]->weight.set_data(torch::randn({96, 64}) * 0.1);
+  model->layers[2]->bias.set_data(torch::zeros({96}));
+  model->layers[3]->weight.set_data(torch::randn({64, 96}) * 0.1);
+  train(world, *model, *optimizer, [&](int) { return model->loss(); });
+}
+
 void replaced_by_to(World& world) {
   const auto model = world.make<Stack>();
   world.manage(*model);
@@ -336,6 +348,8 @@ std::vector<Program> parameter_programs() {
       {"several dtypes", "float32 and bfloat16 trained, float64 and float16 frozen, integers beside", several_dtypes},
       {"written in place", "clipped, averaged, initialised anew, through views", written_in_place},
       {"replaced by set_data", "beside a live graph", replaced_by_set_data},
+      {"replaced by set_data of another shape", "a layer is made wider before the first step",
+       replaced_by_another_shape},
       {"replaced by .to()", "to the device, and to bfloat16", replaced_by_to},
       {"replaced by torch::load", "between two steps", replaced_by_load},
       {"LoRA", "frozen weights without gradient, state or write-back", lora},

@@ -19,5 +19,6 @@ std::vector<Program> gradient_programs();
 std::vector<Program> parameter_programs();
 std::vector<Program> module_programs();
 std::vector<Program> saved_tensor_programs();
+std::vector<Program> loop_programs();
 
 }  // namespace terrace::testing

@@ -42,6 +42,11 @@ std::unique_ptr<AdamW> World::adamw(const AdamW::Groups& groups, AdamW::Options 
   return session_ ? std::make_unique<AdamW>(*session_, groups, options) : std::make_unique<AdamW>(groups, options);
 }
 
+void World::end_session() {
+  usage_at_end_ = usage();
+  session_.reset();
+}
+
 at::Device World::device() const { return session_ ? session_->device() : at::Device(at::kCPU); }
 
 void World::record(const std::string& name, const at::Tensor& tensor) {

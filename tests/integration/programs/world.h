@@ -33,8 +33,11 @@ class World {
   std::unique_ptr<AdamW> adamw(AdamW::Options options = AdamW::Options(1e-2));
   std::unique_ptr<AdamW> adamw(const AdamW::Groups& groups, AdamW::Options options = AdamW::Options(1e-2));
   at::Device device() const;
-  /// Null where there is none.
+  /// Null where there is none, or none any more.
   Session* session() noexcept { return session_ ? &*session_ : nullptr; }
+  void end_session();
+  /// Of the session as it is, or as it ended.
+  MemoryUsage usage() const { return session_ ? session_->memory_usage() : usage_at_end_; }
 
   void record(const std::string& name, const at::Tensor& tensor);
   /// All parameters and buffers.
@@ -44,6 +47,7 @@ class World {
 
  private:
   std::optional<Session> session_;
+  MemoryUsage usage_at_end_;
   std::vector<at::Tensor> parameters_;
   Recorded recorded_;
 };
