@@ -68,6 +68,7 @@ class Managed final : public AdamWBackend {
       throw LogicError("AdamW: the session of this optimizer has ended");
     }
     state->require_not_gathered("step");
+    state->require_whole();
     state->gradients().notice_dead_storages();
     state->take_in_replaced();
     if (joins_all_) {

@@ -9,6 +9,7 @@
 namespace terrace {
 
 Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
+  require_whole();
   OpenStorages::Storages storages;
   std::vector<ChunkAccess> accesses;
   for (const at::Tensor& tensor : tensors) {

@@ -26,8 +26,10 @@ void require_same_tensor(const std::string& name, const at::Tensor& tensor, cons
 
 void SessionState::manage(torch::nn::Module& module) {
   require_not_gathered("manage");
+  require_whole();
   updates_->finish();  // what an update holds on the host could not leave
   take_in_replaced();
+  UniqueNames unique = names();
   std::deque<ManagedParameter> found;
   std::unordered_map<const c10::StorageImpl*, at::Tensor> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
@@ -50,18 +52,17 @@ void SessionState::manage(torch::nn::Module& module) {
     parameter.require_manageable();
     if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
       require_same_tensor(item.key(), tensor, other->second);
-      continue;  // tied: listed under another name too
+      std::find_if(found.begin(), found.end(), [&](const ManagedParameter& each) {
+        return each.tensor.is_same(tensor);
+      })->aliases.push_back(item.key());
+      continue;
     }
+    parameter.name = unique.add(item.key());
     found.push_back(std::move(parameter));
   }
   std::vector<ManagedParameter> ordered(std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
   manage_parameters(ordered);
-  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
-    if (item.value().defined() && item.value().has_storage() && ManagedStorage::of(item.value()) == nullptr &&
-        seen.emplace(&storage_of(item.value()), item.value()).second) {
-      manage_buffer(item.value());
-    }
-  }
+  manage_buffers(module, unique);
   check_room_to_work();
 }
 
@@ -172,14 +173,43 @@ void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {
       ManagedStorage::attach(storage, chunk_sets_[parameter.chunk_set].parameter, begin, parameter.name, registry_);
 }
 
-void SessionState::manage_buffer(const at::Tensor& buffer) {
+void SessionState::manage_buffers(torch::nn::Module& module, UniqueNames& names) {
+  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    const bool is_known = std::any_of(buffers_.begin(), buffers_.end(),
+                                      [&](const ManagedBuffer& buffer) { return buffer.tensor.is_same(tensor); });
+    if (tensor.defined() && !is_known && ManagedStorage::of(tensor) == nullptr) {
+      take_in(tensor);
+      buffers_.push_back({names.add(item.key()), tensor});
+    }
+  }
+}
+
+void SessionState::take_in(const at::Tensor& buffer) {
+  if (!buffer.has_storage() || !buffer.device().is_cpu() || ManagedStorage::of(buffer) != nullptr) {
+    return;
+  }
   c10::StorageImpl& storage = storage_of(buffer);
-  if (storage.nbytes() == 0) {
+  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const bool is_there =
+      bytes_counted_by(*memory_.device_source(), data) > 0 && kind_of(data) == std::optional(Kind::buffer);
+  if (storage.nbytes() == 0 || is_there) {
     return;
   }
   c10::DataPtr resident = allocate_from(memory_.device_source(), storage.nbytes(), Kind::buffer);
   std::memcpy(resident.mutable_get(), storage.data(), storage.nbytes());
   storage.set_data_ptr_noswap(std::move(resident));
+}
+
+UniqueNames SessionState::names() const {
+  UniqueNames names;
+  for (const ManagedParameter& parameter : parameters_) {
+    names.add(parameter.name);
+  }
+  for (const ManagedBuffer& buffer : buffers_) {
+    names.add(buffer.name);
+  }
+  return names;
 }
 
 }  // namespace terrace

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -18,17 +19,24 @@
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
+#include "integration/checkpoint_notes.h"
 #include "integration/gathered.h"
 #include "integration/gradients.h"
 #include "integration/interceptor.h"
+#include "integration/managed_buffer.h"
 #include "integration/managed_parameter.h"
 #include "integration/open_storages.h"
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
+#include "integration/unique_names.h"
 #include "memory/placement.h"
 #include "optimizer/update_queue.h"
 
 namespace terrace {
+
+class CheckpointReader;
+class CheckpointWriter;
+struct CheckpointRecord;
 
 class SessionState final : public OpPinner, public ProgramMemory {
  public:
@@ -36,9 +44,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   ~SessionState() override;
 
   void manage(torch::nn::Module& module);
-  /// Brings parameters whose storage the program has replaced (by set_data, Module::to, torch::load) under management
-  /// again, and those that need a gradient now and needed none before. Throws LogicError, naming the parameter, where
-  /// that cannot be.
+  /// Brings parameters and buffers whose storage the program has replaced (by set_data, Module::to, torch::load) under
+  /// management again, and parameters that need a gradient now and needed none before. Throws LogicError, naming the
+  /// parameter, where that cannot be.
   void take_in_replaced();
   /// Gives every trainable chunk set that AdamW can update its moments, and a master where it needs one. Throws
   /// OutOfMemory.
@@ -55,6 +63,12 @@ class SessionState final : public OpPinner, public ProgramMemory {
   UpdateQueue& updates() noexcept { return *updates_; }
   Gathered gather(std::vector<at::Tensor> tensors, Access mode);
   void for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode);
+
+  // As Session says.
+  void save(const std::filesystem::path& folder, const CheckpointNotes& notes);
+  CheckpointNotes load(const std::filesystem::path& folder);
+  /// Throws the error at which a load left a part of the session as it was.
+  void require_whole() const;
 
   UpdateTicket submit(UpdateJob job);
   /// Finishes the update that was submitted, where the configuration says so, and ends the step.
@@ -93,7 +107,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void move_in_or_restore(std::span<ManagedParameter> found);
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
-  void manage_buffer(const at::Tensor& buffer);
+  void manage_buffers(torch::nn::Module& module, UniqueNames& names);
+  /// Moves the buffer's bytes to where the session counts them, if they are not there.
+  void take_in(const at::Tensor& buffer);
+  /// The names of all parameters and buffers.
+  UniqueNames names() const;
   void remove_chunk(ChunkId id);
   void remove_set(std::uint32_t set);
   /// The parameter's new storage holds its bytes in the run that it has.
@@ -118,6 +136,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t update_room(std::uint32_t set) const;
   /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
   void check_room_to_work() const;
+  void save_parameters(CheckpointWriter& writer) const;
+  /// Throws ConfigError, listing them, if the checkpoint's parameters and buffers are others than the session's.
+  void require_same_tensors(const std::vector<CheckpointRecord>& records) const;
+  void load_parameters(const CheckpointReader& reader);
+  void load_buffers(const CheckpointReader& reader);
   void restore_storages();
   void restore(ManagedStorage& storage);
 
@@ -127,6 +150,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::unique_ptr<UpdateQueue> updates_;
   std::shared_ptr<Gradients> gradients_;
   std::deque<ManagedParameter> parameters_;  // stable addresses
+  std::vector<ManagedBuffer> buffers_;
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;
   std::vector<std::weak_ptr<OpenStorages>> gathered_;
   std::vector<ChunkSet> chunk_sets_;
@@ -134,6 +158,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   RestingRoom rested_{};  ///< bytes that rest on each tier
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
+  std::exception_ptr failed_load_;  ///< set and looked at between ops
   /// Which pass residency has been told of. Ops of any thread look at it.
   enum class Pass : std::uint8_t { unknown, without_graph, with_graph };
   std::atomic<Pass> pass_{Pass::unknown};
