@@ -72,6 +72,7 @@ class Managed final : public AdamWBackend {
     }
     const auto held = state->lock();
     state->require_not_gathered("step", sets_with_gradients(*state, groups));
+    state->require_whole();
     state->gradients().notice_dead_storages();
     state->take_in_replaced();
     if (joins_all_) {

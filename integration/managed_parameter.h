@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
@@ -17,6 +18,7 @@ struct ParkedGradient;
 
 struct ManagedParameter {
   std::string name;
+  std::vector<std::string> aliases;  ///< further names in the module, of a tied parameter
   at::Tensor tensor;
   std::shared_ptr<ManagedStorage> storage;
   std::uint32_t chunk_set = 0;  ///< index shared by the chunks of all kinds

@@ -45,6 +45,10 @@ void Session::for_each_parameter(const std::function<void(const std::string&, at
   state_->for_each_parameter(visit, access);
 }
 
+void Session::save(const std::filesystem::path& folder, const CheckpointNotes& notes) { state_->save(folder, notes); }
+
+CheckpointNotes Session::load(const std::filesystem::path& folder) { return state_->load(folder); }
+
 at::Device Session::device() const { return at::kCPU; }
 
 MemoryUsage Session::memory_usage() const { return state_->memory().stream().usage(); }

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,6 +31,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "integration/checkpoint_notes.h"
 #include "integration/gathered.h"
 #include "memory/chunk.h"
 #include "memory/usage.h"
@@ -61,7 +63,8 @@ class Session {
   }
 
   /// Brings a module's parameters and buffers under management: parameters rest where `[placement]` says,
-  /// buffers stay on the device. May be called again, for other modules or for parameters added since.
+  /// buffers stay on the device. May be called again, for other modules or for parameters added since. Names are those
+  /// within the module; one that the session has already gets "#2" at its end, or "#3" and so on.
   /// Throws OutOfMemory if what must rest somewhere, or one op's smallest operand, does not fit.
   void manage(torch::nn::Module& module);
 
@@ -78,10 +81,31 @@ class Session {
   [[nodiscard]] Gathered gather(std::vector<at::Tensor> tensors, Access access);
 
   /// Calls `visit` with each managed parameter's name and tensor, gathered one at a time, in the order in which they
-  /// came under management. The names are those within the module that was managed. Pass `Access::read` where bytes
+  /// came under management. Pass `Access::read` where bytes
   /// are only looked at, so that nothing has to be written back.
   void for_each_parameter(const std::function<void(const std::string& name, at::Tensor& parameter)>& visit,
                           Access access = Access::write);
+
+  /// Saves a checkpoint: parameters, their masters, moments and counts of updates, buffers, the state of LibTorch's
+  /// default generator, and the program's `notes`. Gradients are not in it, nor learning rates and schedulers, nor
+  /// what else is the program's own. What is saved is known by name, kind, type and shape: budgets, placement and
+  /// chunk sizes of the session that loads it may be others.
+  ///
+  /// Finishes queued updates first. Returns when the checkpoint lasts; until then, and whenever the process is killed,
+  /// the folder holds the one before. Throws ConfigError (the folder holds something else, or another process saves to
+  /// it), IoError, or the error of an update; LogicError while what is trained is gathered, or for a buffer that is not
+  /// dense or a type that has no name in a checkpoint.
+  void save(const std::filesystem::path& folder, const CheckpointNotes& notes = {});
+
+  /// Goes to the checkpoint's state, before or after an AdamW is made, and returns the notes: the next step gives the
+  /// bits that it would have given there. Gradients stay as they are. States of parameters that need no gradient now
+  /// are left out.
+  ///
+  /// All of the checkpoint is checked before anything changes. Throws ConfigError (no checkpoint, or one that has other
+  /// parameters and buffers than the session, which are listed), CorruptData, IoError, OutOfMemory (no room for the
+  /// states), LogicError while anything is gathered. Should reading fail afterwards, a part of the session is of the
+  /// checkpoint and the rest is not: it throws that error on each use from then on, until a load succeeds.
+  CheckpointNotes load(const std::filesystem::path& folder);
 
   /// Where the program's tensors go: `cpu` with the emulated device.
   at::Device device() const;

@@ -11,6 +11,7 @@
 namespace terrace {
 
 void SessionState::restore_storages() {
+  require_whole();
   std::vector<std::shared_ptr<ManagedStorage>> storages;
   std::uint64_t bytes = 0;
   std::vector<bool> used;

@@ -22,20 +22,22 @@ void require_same_tensor(const std::string& name, const at::Tensor& tensor, cons
   }
 }
 
+/// As a parameter is.
+bool is_in_a_chunk(const at::Tensor& tensor) {
+  const ManagedStorage* const storage = ManagedStorage::of(tensor);
+  return storage != nullptr && !storage->is_spilled();
+}
+
 }  // namespace
 
 void SessionState::manage(torch::nn::Module& module) {
   const auto held = lock();
-  std::set<std::uint32_t> trained;
-  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
-    if (set_infos_[set].trainable) {
-      trained.insert(set);
-    }
-  }
-  require_not_gathered("manage", trained);
+  require_not_gathered("manage", trained_sets());
+  require_whole();
   updates_->finish();  // what an update holds on the host could not leave
   take_in_replaced();
-  std::deque<ManagedParameter> found;
+  UniqueNames unique = names();
+  std::vector<ManagedParameter> found;
   std::unordered_map<const c10::StorageImpl*, at::Tensor> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
@@ -59,22 +61,27 @@ void SessionState::manage(torch::nn::Module& module) {
     parameter.require_manageable();
     if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
       require_same_tensor(item.key(), tensor, other->second);
-      continue;  // tied: listed under another name too
-    }
-    found.push_back(std::move(parameter));
-  }
-  std::vector<ManagedParameter> ordered(std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
-  manage_parameters(ordered);
-  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
-    if (!item.value().defined() || !item.value().has_storage()) {
+      std::find_if(found.begin(), found.end(), [&](const ManagedParameter& each) {
+        return each.tensor.is_same(tensor);
+      })->aliases.push_back(item.key());
       continue;
     }
-    const ManagedStorage* const storage = ManagedStorage::of(item.value());
-    if ((storage == nullptr || storage->is_spilled()) && seen.emplace(&storage_of(item.value()), item.value()).second) {
-      manage_buffer(item.value());
+    parameter.name = unique.add(item.key());
+    found.push_back(std::move(parameter));
+  }
+  manage_parameters(found);
+  manage_buffers(module, unique);
+  check_room_to_work();
+}
+
+std::set<std::uint32_t> SessionState::trained_sets() const {
+  std::set<std::uint32_t> sets;
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    if (set_infos_[set].trainable) {
+      sets.insert(set);
     }
   }
-  check_room_to_work();
+  return sets;
 }
 
 void SessionState::manage_parameters(std::span<ManagedParameter> found) {
@@ -220,9 +227,27 @@ std::uint64_t SessionState::bytes_on_host(const at::Tensor& tensor) const {
   return bytes_counted_by(*memory_.host_source(), storage_of(tensor)._mutable_data_ptr_no_checks());
 }
 
-void SessionState::manage_buffer(const at::Tensor& buffer) {
+void SessionState::manage_buffers(torch::nn::Module& module, UniqueNames& names) {
+  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    const bool is_known = std::any_of(buffers_.begin(), buffers_.end(),
+                                      [&](const ManagedBuffer& buffer) { return buffer.tensor.is_same(tensor); });
+    if (tensor.defined() && !is_known && !is_in_a_chunk(tensor)) {
+      take_in(tensor);
+      buffers_.push_back({names.add(item.key()), tensor});
+    }
+  }
+}
+
+void SessionState::take_in(const at::Tensor& buffer) {
+  if (!buffer.has_storage() || !buffer.device().is_cpu() || is_in_a_chunk(buffer)) {
+    return;
+  }
   c10::StorageImpl& storage = storage_of(buffer);
-  if (storage.nbytes() == 0) {
+  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const bool is_there =
+      bytes_counted_by(*memory_.device_source(), data) > 0 && kind_of(data) == std::optional(Kind::buffer);
+  if (storage.nbytes() == 0 || is_there) {
     return;
   }
   const auto held = spillable_.hold_here(storage);
@@ -230,6 +255,17 @@ void SessionState::manage_buffer(const at::Tensor& buffer) {
   std::memcpy(resident.mutable_get(), storage.data(), storage.nbytes());
   storage.set_data_ptr_noswap(std::move(resident));
   spillable_.forget(storage);
+}
+
+UniqueNames SessionState::names() const {
+  UniqueNames names;
+  for (const ManagedParameter& parameter : parameters_) {
+    names.add(parameter.name);
+  }
+  for (const ManagedBuffer& buffer : buffers_) {
+    names.add(buffer.name);
+  }
+  return names;
 }
 
 }  // namespace terrace

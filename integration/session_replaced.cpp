@@ -1,5 +1,5 @@
-// Parameters that are no longer what came under management: their storage was replaced, by set_data, Module::to or
-// torch::load, or they need a gradient now.
+// Parameters and buffers that are no longer what came under management: their storage was replaced, by set_data,
+// Module::to or torch::load, or a parameter needs a gradient now.
 
 #include <utility>
 
@@ -10,6 +10,9 @@ namespace terrace {
 
 void SessionState::take_in_replaced() {
   const auto held = lock();
+  for (const ManagedBuffer& buffer : buffers_) {
+    take_in(buffer.tensor);
+  }
   std::vector<ManagedParameter*> same;
   std::vector<ManagedParameter*> anew;
   for (ManagedParameter& parameter : parameters_) {

@@ -104,6 +104,7 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_
 std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands,
                                                        std::uint64_t input_shapes) noexcept {
   try {
+    require_whole();
     gradients_->notice_dead_storages();
     notice_pass(operands, input_shapes);
     c10::SmallVector<ChunkAccess, 8> accesses;

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -31,18 +32,25 @@
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
+#include "integration/checkpoint_notes.h"
 #include "integration/gathered.h"
 #include "integration/gradients.h"
 #include "integration/interceptor.h"
+#include "integration/managed_buffer.h"
 #include "integration/managed_parameter.h"
 #include "integration/open_storages.h"
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
 #include "integration/spillable_storages.h"
+#include "integration/unique_names.h"
 #include "memory/placement.h"
 #include "optimizer/update_queue.h"
 
 namespace terrace {
+
+class CheckpointReader;
+class CheckpointWriter;
+struct CheckpointRecord;
 
 class SessionState final : public OpPinner, public ProgramMemory {
  public:
@@ -53,9 +61,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() const { return std::unique_lock(program_mutex_); }
 
   void manage(torch::nn::Module& module);
-  /// Brings parameters whose storage the program has replaced (by set_data, Module::to, torch::load) under management
-  /// again, and those that need a gradient now and needed none before. Throws LogicError, naming the parameter, where
-  /// that cannot be.
+  /// Brings parameters and buffers whose storage the program has replaced (by set_data, Module::to, torch::load) under
+  /// management again, and parameters that need a gradient now and needed none before. Throws LogicError, naming the
+  /// parameter, where that cannot be.
   void take_in_replaced();
   /// Gives every trainable chunk set that AdamW can update its moments, and a master where it needs one. Throws
   /// OutOfMemory.
@@ -74,6 +82,12 @@ class SessionState final : public OpPinner, public ProgramMemory {
   UpdateQueue& updates() noexcept { return *updates_; }
   Gathered gather(std::vector<at::Tensor> tensors, Access mode);
   void for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode);
+
+  // As Session says.
+  void save(const std::filesystem::path& folder, const CheckpointNotes& notes);
+  CheckpointNotes load(const std::filesystem::path& folder);
+  /// Throws the error at which a load left a part of the session as it was.
+  void require_whole() const;
 
   UpdateTicket submit(UpdateJob job);
   /// Finishes the update that was submitted, where the configuration says so, and ends the step.
@@ -105,6 +119,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void require_own(const ManagedStorage& storage) const;
   /// Tells residency which pass an op begins, or goes on with. Takes the program mutex.
   void notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes);
+  /// The sets of chunks that have gradients.
+  std::set<std::uint32_t> trained_sets() const;
   void manage_parameters(std::span<ManagedParameter> found);
   /// Has the parameter's gradients come under management, and the one that it has.
   void watch(ManagedParameter& parameter);
@@ -112,7 +128,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void move_in_or_restore(std::span<ManagedParameter> found);
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
-  void manage_buffer(const at::Tensor& buffer);
+  void manage_buffers(torch::nn::Module& module, UniqueNames& names);
+  /// Moves the buffer's bytes to where the session counts them, if they are not there.
+  void take_in(const at::Tensor& buffer);
+  /// The names of all parameters and buffers.
+  UniqueNames names() const;
   /// What a tensor that was constructed takes of the host's budget.
   std::uint64_t bytes_on_host(const at::Tensor& tensor) const;
   void remove_chunk(ChunkId id);
@@ -142,6 +162,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t largest_update_room() const;
   /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
   void check_room_to_work() const;
+  void save_parameters(CheckpointWriter& writer) const;
+  /// Throws ConfigError, listing them, if the checkpoint's parameters and buffers are others than the session's.
+  void require_same_tensors(const std::vector<CheckpointRecord>& records) const;
+  void load_parameters(const CheckpointReader& reader);
+  void load_buffers(const CheckpointReader& reader);
   void restore_storages();
   void restore(ManagedStorage& storage);
   /// Gives the storage `data` with the bytes of its run.
@@ -155,6 +180,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::unique_ptr<UpdateQueue> updates_;
   std::shared_ptr<Gradients> gradients_;
   std::deque<ManagedParameter> parameters_;  // stable addresses
+  std::vector<ManagedBuffer> buffers_;
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;
   std::vector<std::weak_ptr<OpenStorages>> gathered_;
   std::vector<ChunkSet> chunk_sets_;
@@ -162,6 +188,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   RestingRoom rested_{};  ///< bytes that rest on each tier
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
+  /// Where a load left a part of the session as it was. Set while no op runs.
+  std::exception_ptr failed_load_;
+  std::atomic<bool> is_whole_{true};
   /// Which pass residency has been told of. Ops of any thread look at it without a lock: where two threads are in
   /// different passes residency is told of each in turn, and looks ahead less well.
   enum class Pass : std::uint8_t { unknown, without_graph, with_graph };

@@ -35,6 +35,9 @@ constexpr const char* kTrainFooter =
     "Example: a small model on any text, with 96 MiB on the device and the rest on the host:\n"
     "  terrace train --data ~/notes --set device.memory=96MiB --set train.steps=200 --evaluate 16\n"
     "The same without Terrace, to compare loss and speed: add --unmanaged.\n"
+    "A long run, with a checkpoint every 500 steps and at Ctrl-C; and the same again, to go on from the last:\n"
+    "  terrace train --config long.toml --save run1 --save-every 500\n"
+    "  terrace train --config long.toml --save run1 --save-every 500 --resume run1\n"
     "\nExit codes: 0 done, 1 internal error, 2 bad usage, configuration or data, 3 a budget is too small,\n"
     "4 I/O failed, 5 data corrupt, 130 interrupted.";
 
@@ -61,6 +64,12 @@ CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
   train->add_option("--stop-after", options.stop_after, "End after so many steps of train.steps")
       ->type_name("STEPS")
       ->check(at_least(1));
+  train->add_option("--save", options.save, "Save a checkpoint at the end, and at Ctrl-C after the step")
+      ->type_name("FOLDER");
+  train->add_option("--save-every", options.save_every, "Save after every so many steps too")
+      ->type_name("STEPS")
+      ->check(at_least(1));
+  train->add_option("--resume", options.resume, "Go on from the step of a checkpoint")->type_name("FOLDER");
   train->add_option("--evaluate", options.evaluate, "Held-out batches to measure after training")
       ->type_name("BATCHES")
       ->check(at_least(0));

@@ -10,6 +10,7 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <xxhash.h>
 
 #include <ATen/ATen.h>
 
@@ -154,6 +155,8 @@ Dataset::Dataset(const std::vector<fs::path>& paths, std::int64_t sequence, std:
   const auto share = static_cast<std::size_t>(static_cast<double>(bytes_.size()) * kHeldOut);
   training_bytes_ = bytes_.size() - std::max(share, window);
 }
+
+std::uint64_t Dataset::digest() const { return XXH3_64bits(bytes_.data(), bytes_.size()); }
 
 Batch Dataset::training_batch(std::mt19937_64& generator, std::int64_t sequences) const {
   // The remainder is biased by less than 2^-30: not worth a distribution whose results differ between libraries.

@@ -48,6 +48,8 @@ class Dataset {
   std::span<const std::uint8_t> training() const { return std::span(bytes_).first(training_bytes_); }
   std::span<const std::uint8_t> held_out() const { return std::span(bytes_).subspan(training_bytes_); }
   std::int64_t sequence() const noexcept { return sequence_; }
+  /// Of all bytes in their order: what the data are known by.
+  std::uint64_t digest() const;
 
  private:
   Batch batch(std::span<const std::uint8_t> bytes, const std::vector<std::size_t>& begins) const;

@@ -16,6 +16,18 @@ namespace {
                 "give a path that can be written, on a disk with free space");
 }
 
+/// Where the lines of the steps up to `last` end. A line that is cut short, or is none of these, ends them.
+std::uint64_t bytes_up_to(const std::filesystem::path& path, std::int64_t last) {
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t bytes = 0;
+  for (std::string line; std::getline(file, line) && !file.eof(); bytes += line.size() + 1) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto step = json.is_object() ? json.find("step") : json.end();
+    if (step == json.end() || !step->is_number_integer() || step->get<std::int64_t>() > last) break;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::string to_json(const StepMetrics& metrics) {
@@ -34,9 +46,16 @@ std::string to_json(const StepMetrics& metrics) {
   return json.dump();
 }
 
-MetricsFile::MetricsFile(std::filesystem::path path) : path_(std::move(path)) {
+MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t kept_steps) : path_(std::move(path)) {
+  const bool keeps = kept_steps > 0 && std::filesystem::is_regular_file(path_);
   errno = 0;
-  file_.open(path_, std::ios::binary | std::ios::trunc);
+  if (keeps) {
+    std::error_code error;
+    std::filesystem::resize_file(path_, bytes_up_to(path_, kept_steps), error);
+    errno = error.value();
+    if (error) fail("metrics: cutting", path_);
+  }
+  file_.open(path_, std::ios::binary | (keeps ? std::ios::app : std::ios::trunc));
   if (!file_) fail("metrics: opening", path_);
 }
 

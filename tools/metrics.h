@@ -36,11 +36,11 @@ struct HeldOut {
 /// One line of JSON, without the line's end. Numbers keep all their bits.
 std::string to_json(const StepMetrics& metrics);
 
-/// Replaces the file. Each object is on disk's way when `write` returns, so that a run can be watched.
-/// Throws IoError, naming the path.
+/// Replaces the file, but for its lines of the steps up to `kept_steps`, where a run goes on. Each object is on disk's
+/// way when `write` returns, so that a run can be watched. Throws IoError, naming the path.
 class MetricsFile {
  public:
-  explicit MetricsFile(std::filesystem::path path);
+  explicit MetricsFile(std::filesystem::path path, std::int64_t kept_steps = 0);
   void write(const StepMetrics& metrics);
 
  private:

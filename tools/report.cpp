@@ -64,7 +64,7 @@ std::string memory_table(const MemoryUsage& usage) {
 
 std::string moved_table(const Report& report) {
   Rows rows{{"moved", "in all", "a step"}};
-  const auto steps = static_cast<std::uint64_t>(report.steps > 0 ? report.steps : 1);
+  const auto steps = static_cast<std::uint64_t>(std::max<std::int64_t>(report.steps - report.resumed_after, 1));
   for (const Link link : all_links) {
     rows.push_back({"  " + std::string(name_of(link)), bytes_or_dash(report.usage.moved(link)),
                     bytes_or_dash(report.moved_in_steps[index_of(link)] / steps)});
@@ -84,10 +84,13 @@ Json tier_json(const MemoryUsage& usage, Tier tier) {
 }  // namespace
 
 std::string to_text(const Report& report) {
+  const std::string resumed =
+      report.resumed_after == 0 ? ""
+                                : formatted(", resumed after step %lld", static_cast<long long>(report.resumed_after));
   std::string text =
-      formatted("%s %lld of %lld steps: %lld tokens in %s, %.0f tokens/s, stalled %.0f%%, last loss %.4f\n",
+      formatted("%s %lld of %lld steps%s: %lld tokens in %s, %.0f tokens/s, stalled %.0f%%, last loss %.4f\n",
                 report.interrupted ? "interrupted after" : "trained", static_cast<long long>(report.steps),
-                static_cast<long long>(report.planned_steps), static_cast<long long>(report.tokens),
+                static_cast<long long>(report.planned_steps), resumed.c_str(), static_cast<long long>(report.tokens),
                 format_duration(report.seconds).c_str(), report.tokens_per_second(),
                 report.seconds > 0 ? 100 * report.stall_seconds / report.seconds : 0.0, report.loss);
   text += formatted("%lld parameters, training state %s%s\n", static_cast<long long>(report.parameters),
@@ -96,6 +99,11 @@ std::string to_text(const Report& report) {
     text += formatted("held-out loss %.4f nats; unigram entropy of the same %lld bytes %.4f nats; ratio %.3f\n",
                       report.held_out->loss, static_cast<long long>(report.held_out->bytes),
                       report.held_out->byte_entropy, report.held_out->loss / report.held_out->byte_entropy);
+  }
+  if (report.checkpoint) {
+    text.append("saved to ").append(report.checkpoint->folder);
+    text += formatted(" after step %lld, in %.2fs\n", static_cast<long long>(report.checkpoint->step),
+                      report.checkpoint->seconds);
   }
   if (report.sample) text.append("\n--- sample ---\n").append(printable(*report.sample)).append("\n--------------\n");
   if (report.managed) text.append("\n").append(memory_table(report.usage)).append("\n").append(moved_table(report));
@@ -110,6 +118,7 @@ std::string to_json(const Report& report) {
   run["parameters"] = report.parameters;
   run["state_bytes"] = report.state_bytes;
   run["steps"] = report.steps;
+  run["resumed_after"] = report.resumed_after;
   run["planned_steps"] = report.planned_steps;
   run["tokens"] = report.tokens;
   run["seconds"] = report.seconds;
@@ -122,6 +131,11 @@ std::string to_json(const Report& report) {
                        {"bytes", report.held_out->bytes}};
   }
   if (report.sample) run["sample"] = *report.sample;
+  if (report.checkpoint) {
+    run["checkpoint"] = {{"folder", report.checkpoint->folder},
+                         {"step", report.checkpoint->step},
+                         {"seconds", report.checkpoint->seconds}};
+  }
   for (const Tier tier : all_tiers) run["tiers"][name_of(tier)] = tier_json(report.usage, tier);
   for (const Link link : all_links) {
     run["bytes_moved"][name_of(link)] = report.usage.moved(link);

@@ -14,12 +14,20 @@ namespace terrace {
 /// The format of what `to_json(Report)` gives; it goes up when a field changes its meaning.
 inline constexpr int report_version = 1;
 
+/// The last checkpoint that a run saved.
+struct SavedCheckpoint {
+  std::string folder;
+  std::int64_t step = 0;
+  double seconds = 0;  ///< that saving it took
+};
+
 struct Report {
   bool managed = true;
   bool interrupted = false;
   std::int64_t parameters = 0;
   std::uint64_t state_bytes = 0;
-  std::int64_t steps = 0;  ///< done
+  std::int64_t steps = 0;          ///< done, by this run and those that it goes on with
+  std::int64_t resumed_after = 0;  ///< of these, by runs before
   std::int64_t planned_steps = 0;
   std::int64_t tokens = 0;
   double seconds = 0;  ///< of all steps
@@ -27,6 +35,7 @@ struct Report {
   double loss = 0;  ///< of the last step
   std::optional<HeldOut> held_out;
   std::optional<std::string> sample;
+  std::optional<SavedCheckpoint> checkpoint;
   int threads = 1;  ///< that compute used
   MemoryUsage usage;
   std::array<std::uint64_t, link_count> moved_in_steps{};  ///< bytes; what came after the last step moved more

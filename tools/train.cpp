@@ -5,8 +5,11 @@
 #include <memory>
 #include <system_error>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "integration/checkpoint_reader.h"
+#include "integration/checkpoint_writer.h"
 #include "tools/dataset.h"
 #include "tools/interrupt.h"
 #include "tools/metrics.h"
@@ -44,29 +47,75 @@ void announce(const TrainOptions& options, const Training& training, const Datas
                options.unmanaged ? "unmanaged" : "managed");
 }
 
-/// Trains until the last step or an interrupt, and fills in what the steps gave.
-void run_steps(Training& training, std::int64_t last_step, const std::vector<std::filesystem::path>& metrics_paths,
+void require_session_for_checkpoints(const TrainOptions& options) {
+  const char* const option = !options.save.empty() ? "--save" : !options.resume.empty() ? "--resume" : nullptr;
+  if (options.unmanaged && option != nullptr) {
+    throw ConfigError(std::string(option) + " does not go with --unmanaged: checkpoints are a session's",
+                      "train without --unmanaged");
+  }
+  if (options.save_every && options.save.empty()) {
+    throw ConfigError("--save-every says how often, and not where to save", "add --save FOLDER");
+  }
+}
+
+/// Saves when the options say so, and fills in what was saved.
+class Checkpoints {
+ public:
+  Checkpoints(const TrainOptions& options, Training& training, Report& report)
+      : options_(options), training_(training), report_(report) {}
+
+  void after_step() {
+    if (options_.save_every && training_.steps_done() % *options_.save_every == 0) save();
+  }
+  void at_the_end() {
+    const bool is_saved = report_.checkpoint && report_.checkpoint->step == training_.steps_done();
+    if (!options_.save.empty() && !is_saved) save();
+  }
+
+ private:
+  void save() {
+    const Stopwatch watch;
+    training_.save(options_.save);
+    report_.checkpoint = {
+        .folder = options_.save.string(), .step = training_.steps_done(), .seconds = watch.elapsed_seconds()};
+  }
+
+  const TrainOptions& options_;
+  Training& training_;
+  Report& report_;
+};
+
+/// Trains until the last step or an interrupt, saves, and fills in what the steps gave.
+void run_steps(const TrainOptions& options, Training& training, const std::vector<std::filesystem::path>& metrics_paths,
                const Interrupt& interrupt, Report& report) {
+  const std::int64_t last_step = report.planned_steps;
   std::vector<std::unique_ptr<MetricsFile>> files;
-  for (const auto& path : metrics_paths) files.push_back(std::make_unique<MetricsFile>(path));
+  for (const auto& path : metrics_paths) files.push_back(std::make_unique<MetricsFile>(path, report.resumed_after));
+  Checkpoints checkpoints(options, training, report);
   Progress progress(stderr, last_step);
   while (training.steps_done() < last_step && !interrupt.requested()) {
     const StepMetrics step = training.step();
     for (const auto& file : files) file->write(step);
     progress.show(step);
-    report.steps = step.step;
-    report.loss = step.loss;
     report.tokens += step.tokens;
     report.seconds += step.seconds;
     report.stall_seconds += step.stall_seconds;
     for (const Link link : all_links) report.moved_in_steps[index_of(link)] += step.bytes_moved[index_of(link)];
+    checkpoints.after_step();
   }
   training.finish();
+  checkpoints.at_the_end();
+  report.steps = training.steps_done();
+  report.loss = training.last_loss();
 }
 
 }  // namespace
 
 bool train(const TrainOptions& options) {
+  require_session_for_checkpoints(options);
+  // What cannot be saved or resumed is told before there is anything to lose.
+  if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);
+  if (!options.save.empty()) require_can_save(options.save);
   const Config& config = options.config;
   std::vector<std::filesystem::path> metrics_paths;
   if (!options.metrics.empty()) metrics_paths.push_back(options.metrics);
@@ -79,6 +128,7 @@ bool train(const TrainOptions& options) {
   const auto stop = [&] { return interrupt.requested(); };
   const Dataset dataset(config.data.paths, config.model.sequence);
   Training training(config, dataset, options.unmanaged);
+  if (!options.resume.empty()) training.resume(options.resume);
   announce(options, training, dataset);
   if (!options.output.empty()) {
     write_file(options.output / "config.toml", to_toml(resolved(config, training.usage())));
@@ -90,7 +140,8 @@ bool train(const TrainOptions& options) {
   report.state_bytes = training.state_bytes();
   report.planned_steps = std::min(config.train.steps, options.stop_after.value_or(config.train.steps));
   report.threads = at::get_num_threads();
-  run_steps(training, report.planned_steps, metrics_paths, interrupt, report);
+  report.resumed_after = training.steps_done();
+  run_steps(options, training, metrics_paths, interrupt, report);
   if (options.evaluate > 0 && !stop()) {
     const HeldOut held_out = training.evaluate(options.evaluate, stop);
     if (!stop()) report.held_out = held_out;
@@ -106,8 +157,10 @@ bool train(const TrainOptions& options) {
     write_file(options.output / "report.json", to_json(report) + "\n");
   }
   if (report.interrupted) {
-    std::fprintf(stderr, "terrace: interrupted after step %lld; nothing was saved: there are no checkpoints yet\n",
-                 static_cast<long long>(report.steps));
+    const std::string saved = report.checkpoint ? "go on with --resume " + report.checkpoint->folder
+                                                : "nothing was saved: with --save FOLDER a run can be resumed";
+    std::fprintf(stderr, "terrace: interrupted after step %lld; %s\n", static_cast<long long>(report.steps),
+                 saved.c_str());
   }
   return !report.interrupted;
 }

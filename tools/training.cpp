@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <numbers>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/error.h"
 
 namespace terrace {
 namespace {
@@ -31,19 +29,6 @@ double learning_rate_at(const Config::Train& train, std::int64_t step) {
   const auto rest = static_cast<double>(std::max<std::int64_t>(train.steps - train.warmup, 1));
   const double cosine = std::cos(std::numbers::pi * static_cast<double>(step - train.warmup) / rest);
   return train.learning_rate * (kLastRate + (1 - kLastRate) * 0.5 * (1 + cosine));
-}
-
-/// Ops throw LibTorch's errors; why they failed is with the session.
-template <class Function>
-auto Training::typed(Function&& function) {
-  try {
-    return function();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception&) {
-    if (session_ && session_->last_error()) std::rethrow_exception(session_->last_error());
-    throw;
-  }
 }
 
 Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
@@ -82,7 +67,7 @@ StepMetrics Training::step() {
   metrics.learning_rate = learning_rate_at(config_.train, steps_done_);
   typed([&] {
     for (auto& group : optimizer_->param_groups()) group.options().set_lr(metrics.learning_rate);
-    metrics.loss = accumulate_gradients();
+    metrics.loss = last_loss_ = accumulate_gradients();
     optimizer_->step();
     optimizer_->zero_grad();
   });

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <random>
@@ -14,6 +16,7 @@
 #include <torch/torch.h>
 
 #include "base/config.h"
+#include "base/error.h"
 #include "integration/adamw.h"
 #include "integration/session.h"
 #include "memory/usage.h"
@@ -35,6 +38,12 @@ class Training {
   /// Waits for the updates that are still queued after the last step: what fails in one is thrown here at the latest.
   void finish();
 
+  /// Saves what the session does and where the data are, after the last step.
+  void save(const std::filesystem::path& folder);
+  /// Goes to where the run stood that saved: the next step is the one after its last. Warns where the data are others.
+  /// Throws what Session::load throws, and ConfigError for a checkpoint of another program or another model.
+  void resume(const std::filesystem::path& folder);
+
   /// The mean loss over `batches` held-out batches, or as many as there are. Stops early, with what it has, when
   /// `stop` says so.
   HeldOut evaluate(std::int64_t batches, const std::function<bool()>& stop);
@@ -44,6 +53,8 @@ class Training {
   std::string sample(const std::string& prompt, std::int64_t count, const std::function<bool()>& stop);
 
   std::int64_t steps_done() const noexcept { return steps_done_; }
+  /// Of the last step, whichever run made it; 0 before the first.
+  double last_loss() const noexcept { return last_loss_; }
   std::int64_t parameters() const;
   /// Bytes of parameters, gradients, masters and moments.
   std::uint64_t state_bytes() const;
@@ -54,8 +65,18 @@ class Training {
   void build();
   double accumulate_gradients();
   std::uint8_t next_byte(const std::string& text, std::mt19937_64& generator);
+  /// Ops throw LibTorch's errors; why they failed is with the session.
   template <class Function>
-  auto typed(Function&& function);
+  auto typed(Function&& function) {
+    try {
+      return function();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception&) {
+      if (session_ && session_->last_error()) std::rethrow_exception(session_->last_error());
+      throw;
+    }
+  }
 
   const Config config_;
   const Dataset& dataset_;
@@ -65,6 +86,7 @@ class Training {
   std::optional<AdamW> optimizer_;
   std::mt19937_64 generator_;  // of what is drawn from the dataset
   std::int64_t steps_done_ = 0;
+  double last_loss_ = 0;
   MemoryUsage usage_;  // at the end of the last step
 };
 

@@ -1,0 +1,159 @@
+#include "integration/checkpoint_files.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include "base/error.h"
+#include "offload/errno_text.h"
+
+namespace terrace {
+namespace {
+
+std::string hint_for(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT:
+      return "free space for a checkpoint beside the one before, or choose another folder";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "choose a folder that can be read and written";
+    case ENOTDIR:
+    case EEXIST:
+      return "choose a folder: there is a file in its place, or in that of one it lies in";
+    case EIO:
+      return "the drive may be failing: see the kernel log (dmesg), or choose a folder on another drive";
+    default:
+      return "";
+  }
+}
+
+[[noreturn]] void fail(const std::string& attempt, int error_number) {
+  throw IoError("checkpoint: " + attempt + " failed: " + errno_text(error_number), hint_for(error_number));
+}
+
+std::string range(std::size_t bytes, std::uint64_t offset) {
+  return std::to_string(bytes) + " B at offset " + std::to_string(offset);
+}
+
+CheckpointFile open_file(const std::filesystem::path& path, int flags, const char* attempt) {
+  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  if (descriptor < 0) fail(attempt + path.string(), errno);
+  return {descriptor, path};
+}
+
+class SystemFiles final : public CheckpointFiles {
+ public:
+  void make_folder(const std::filesystem::path& folder) override {
+    std::vector<std::filesystem::path> made;
+    std::error_code error;
+    for (auto path = std::filesystem::absolute(folder);
+         !std::filesystem::exists(path, error) && path.has_relative_path(); path = path.parent_path()) {
+      made.push_back(path);
+    }
+    std::filesystem::create_directories(folder, error);
+    if (error) fail("making the folder " + folder.string(), error.value());
+    for (const auto& path : made) sync_folder(path.parent_path());
+  }
+
+  std::optional<std::vector<std::string>> list(const std::filesystem::path& folder) override {
+    std::error_code error;
+    std::filesystem::directory_iterator entries(folder, error);
+    if (error == std::errc::no_such_file_or_directory) return std::nullopt;
+    std::vector<std::string> names;
+    for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+      names.push_back(entries->path().filename().string());
+    }
+    if (error) fail("listing the folder " + folder.string(), error.value());
+    return names;
+  }
+
+  std::optional<CheckpointFile> lock(const std::filesystem::path& path) override {
+    CheckpointFile file = open_file(path, O_RDWR | O_CREAT, "opening ");
+    if (::flock(file.descriptor(), LOCK_EX | LOCK_NB) == 0) return file;
+    if (errno != EWOULDBLOCK) fail("locking " + path.string(), errno);
+    return std::nullopt;
+  }
+
+  CheckpointFile create(const std::filesystem::path& path) override {
+    return open_file(path, O_WRONLY | O_CREAT | O_EXCL, "creating ");
+  }
+
+  std::optional<CheckpointFile> open(const std::filesystem::path& path) override {
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (descriptor >= 0) return CheckpointFile(descriptor, path);
+    if (errno != ENOENT) fail("opening " + path.string(), errno);
+    return std::nullopt;
+  }
+
+  std::uint64_t size(const CheckpointFile& file) override {
+    struct stat status = {};
+    if (::fstat(file.descriptor(), &status) != 0) fail("asking for the size of " + file.path().string(), errno);
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+
+  void write(const CheckpointFile& file, std::uint64_t offset, std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t taken = ::pwrite(file.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (taken < 0 && errno == EINTR) continue;
+      if (taken <= 0) {
+        fail("write of " + range(bytes.size(), offset) + " to " + file.path().string(), taken < 0 ? errno : EIO);
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(taken));
+      offset += static_cast<std::uint64_t>(taken);
+    }
+  }
+
+  std::size_t read(const CheckpointFile& file, std::uint64_t offset, std::span<std::byte> bytes) override {
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t got =
+          ::pread(file.descriptor(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail("read of " + range(bytes.size(), offset) + " from " + file.path().string(), errno);
+      if (got == 0) break;
+      done += static_cast<std::size_t>(got);
+    }
+    return done;
+  }
+
+  void sync(const CheckpointFile& file) override {
+    if (::fsync(file.descriptor()) != 0) fail("sync of " + file.path().string(), errno);
+  }
+
+  void sync_folder(const std::filesystem::path& folder) override {
+    sync(open_file(folder, O_RDONLY | O_DIRECTORY, "opening "));
+  }
+
+  void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0) fail("renaming " + from.string() + " to " + to.string(), errno);
+  }
+
+  void remove(const std::filesystem::path& path) override {
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail("removing " + path.string(), errno);
+  }
+};
+
+CheckpointFiles* replacement = nullptr;
+
+}  // namespace
+
+CheckpointFile::~CheckpointFile() {
+  if (file_.descriptor >= 0) ::close(file_.descriptor);
+}
+
+std::unique_ptr<CheckpointFiles> make_system_files() { return std::make_unique<SystemFiles>(); }
+
+CheckpointFiles& checkpoint_files() {
+  static SystemFiles system;
+  return replacement != nullptr ? *replacement : system;
+}
+
+void replace_checkpoint_files(CheckpointFiles* files) noexcept { replacement = files; }
+
+}  // namespace terrace

@@ -1,0 +1,43 @@
+/// How a session's tensors are described in a checkpoint, and where their bytes are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+#include "integration/checkpoint_manifest.h"
+#include "integration/managed_buffer.h"
+#include "integration/managed_parameter.h"
+#include "memory/access_stream.h"
+#include "optimizer/update.h"
+
+namespace terrace {
+
+/// The name of LibTorch's default generator, which is on the CPU.
+inline constexpr const char* default_generator_name = "cpu";
+
+/// The record of a parameter's run in its chunk of one kind, without what only writing it tells. Throws LogicError if
+/// its type has no name in a checkpoint.
+CheckpointRecord record_of(const ManagedParameter& parameter, CheckpointRecord::Kind kind);
+/// Throws LogicError also if the buffer is not dense.
+CheckpointRecord record_of(const ManagedBuffer& buffer);
+
+/// The kinds of which a parameter may have a run in a chunk of its own.
+inline constexpr std::array kinds_in_chunks{CheckpointRecord::Kind::parameter, CheckpointRecord::Kind::master,
+                                            CheckpointRecord::Kind::momentum, CheckpointRecord::Kind::variance};
+/// The chunk of one of these kinds, where the set has it.
+std::optional<ChunkId> chunk_of(const ChunkSet& set, CheckpointRecord::Kind kind);
+
+/// The bytes from `offset` of a run, as many as follow each other on the host, where `pin` holds the chunk alone.
+std::span<std::byte> run_at(const Pin& pin, const ManagedParameter& parameter, const CheckpointRecord& record,
+                            std::uint64_t offset);
+/// The bytes from `offset` of a buffer's elements in the order of its shape, as many as follow each other. `data` is
+/// where its first element is.
+std::span<std::byte> run_at(std::byte* data, const at::Tensor& buffer, std::uint64_t offset);
+
+/// The state of LibTorch's default generator, in its own format.
+at::Tensor default_generator_state();
+
+}  // namespace terrace

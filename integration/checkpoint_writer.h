@@ -1,0 +1,48 @@
+/// Saves a checkpoint: records one after another, and at last the manifest that makes them one.
+///
+/// Until `commit` has put the manifest in its place, and whenever the process or the machine ends before, the folder
+/// holds the checkpoint that it held. A writer that ends without a commit removes what it has written. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+#include "integration/checkpoint_checksum.h"
+#include "integration/checkpoint_folder.h"
+
+namespace terrace {
+
+class CheckpointWriter {
+ public:
+  /// Makes the folder where it is missing. Throws ConfigError if it is not a checkpoint's, or another process saves
+  /// there, and IoError.
+  CheckpointWriter(CheckpointFiles& files, const std::filesystem::path& folder);
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  /// Begins a record, which has all but offset, bytes and checksum. The one before ends.
+  void begin(CheckpointRecord record);
+  /// More bytes of the record.
+  void append(std::span<const std::byte> bytes);
+  /// Returns when the checkpoint lasts. Throws IoError; ConfigError if a name or a note is not UTF-8.
+  void commit(const CheckpointNotes& notes);
+
+ private:
+  void end_record();
+  void remove_written() noexcept;
+
+  CheckpointFolder folder_;
+  CheckpointFile lock_;
+  CheckpointManifest manifest_;
+  CheckpointFile data_;
+  CheckpointChecksum checksum_;
+  enum class State : std::uint8_t { writing, renaming, done } state_ = State::writing;
+};
+
+/// Throws what a save into the folder would throw before it writes: for those who save after much work.
+void require_can_save(const std::filesystem::path& folder);
+
+}  // namespace terrace

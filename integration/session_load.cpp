@@ -1,0 +1,240 @@
+// How a session goes to a checkpoint's state. Nothing changes before all of the checkpoint has been read and found to
+// be this session's.
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "integration/checkpoint_reader.h"
+#include "integration/checkpoint_tensors.h"
+#include "integration/pause.h"
+#include "integration/session_state.h"
+
+namespace terrace {
+namespace {
+
+using RecordKind = CheckpointRecord::Kind;
+
+/// Records by what they are of.
+using Records = std::map<std::pair<std::string, RecordKind>, const CheckpointRecord*>;
+
+Records records_by_name(const std::vector<CheckpointRecord>& records) {
+  Records result;
+  for (const CheckpointRecord& record : records) {
+    result.emplace(std::pair(record.name, record.kind), &record);
+  }
+  return result;
+}
+
+std::string list_of(const std::vector<std::int64_t>& values) {
+  std::string text;
+  for (const std::int64_t value : values) {
+    text += (text.empty() ? "" : ", ") + std::to_string(value);
+  }
+  return "[" + text + "]";
+}
+
+/// "float32 [3, 4]", and the strides where they tell the difference.
+std::string shape_of(const CheckpointRecord& record, bool with_strides) {
+  return record.dtype + " " + list_of(record.shape) + (with_strides ? " of strides " + list_of(record.strides) : "");
+}
+
+/// What a model and a checkpoint do not have in common.
+class Differences {
+ public:
+  void add(std::string line) {
+    if (++count_ <= most_shown) {
+      lines_ += "\n  " + std::move(line);
+    }
+  }
+  bool any() const noexcept { return count_ > 0; }
+  std::string text() const {
+    return lines_ + (count_ > most_shown ? "\n  and " + std::to_string(count_ - most_shown) + " more" : "");
+  }
+
+ private:
+  static constexpr std::size_t most_shown = 8;
+
+  std::string lines_;
+  std::size_t count_ = 0;
+};
+
+at::Tensor generator_state_in(const CheckpointReader& reader, const CheckpointRecord& record) {
+  const Pause pause;  // the tensor is not the program's
+  at::Tensor state = at::empty(record.shape, at::kByte);
+  auto* data = static_cast<std::byte*>(state.mutable_data_ptr());
+  reader.read(record, [&](std::uint64_t offset) { return std::span(data + offset, state.nbytes() - offset); });
+  return state;
+}
+
+/// Changes nothing where the state is none of a generator.
+void set_default_generator(const at::Tensor& state) {
+  const Pause pause;
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::scoped_lock lock(generator.mutex());
+  try {
+    generator.set_state(state);
+  } catch (const c10::Error& error) {
+    throw CorruptData(std::string("checkpoint: LibTorch refuses the generator's state: ") +
+                      error.what_without_backtrace());
+  }
+}
+
+const CheckpointRecord* record_in(const Records& records, const std::string& name, RecordKind kind) {
+  const auto found = records.find({name, kind});
+  return found == records.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
+  const auto held = lock();
+  std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
+  if (!gathered_.empty()) {
+    throw LogicError("load: tensors are gathered", "end what Session::gather returned first");
+  }
+  updates_->finish();
+  take_in_replaced();
+  const CheckpointReader reader(checkpoint_files(), folder);
+  const std::vector<CheckpointRecord>& records = reader.manifest().records;
+  require_same_tensors(records);
+  std::optional<at::Tensor> generator;
+  for (const CheckpointRecord& record : records) {
+    if (record.kind == RecordKind::generator) {
+      generator = generator_state_in(reader, record);
+    } else {
+      reader.verify(record);
+    }
+  }
+  if (std::any_of(records.begin(), records.end(), [](const CheckpointRecord& each) { return each.updates > 0; })) {
+    add_optimizer_chunks();
+  }
+  if (generator) {
+    set_default_generator(*generator);
+  }
+  try {
+    load_parameters(reader);
+    load_buffers(reader);
+  } catch (...) {
+    failed_load_ = std::current_exception();
+    is_whole_ = false;
+    throw;
+  }
+  is_whole_ = true;
+  return reader.manifest().notes;
+}
+
+void SessionState::require_whole() const {
+  if (!is_whole_) {
+    const auto held = lock();
+    std::rethrow_exception(failed_load_);
+  }
+}
+
+void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& records) const {
+  Records theirs = records_by_name(records);
+  std::map<std::string, std::string> tied;
+  for (const CheckpointRecord& record : records) {
+    for (const std::string& alias : record.aliases) {
+      tied.emplace(alias, record.name);
+    }
+  }
+  Differences differences;
+  const auto compare = [&](const CheckpointRecord& ours) {
+    const auto found = theirs.find({ours.name, ours.kind});
+    if (found == theirs.end()) {
+      const auto other = tied.find(ours.name);
+      differences.add(describe(ours) + " is not in the checkpoint" +
+                      (other == tied.end() ? "" : ", where it is tied to '" + other->second + "'"));
+      return;
+    }
+    const CheckpointRecord& there = *found->second;
+    const bool same_shape = there.dtype == ours.dtype && there.shape == ours.shape;
+    if (!same_shape || there.strides != ours.strides) {
+      differences.add(describe(ours) + " is " + shape_of(there, same_shape) + " in the checkpoint and " +
+                      shape_of(ours, same_shape) + " in the session");
+    }
+    theirs.erase(found);
+  };
+  for (const ManagedParameter& parameter : parameters_) {
+    compare(record_of(parameter, RecordKind::parameter));
+  }
+  for (const ManagedBuffer& buffer : buffers_) {
+    compare(record_of(buffer));
+  }
+  const std::int64_t generator_bytes = default_generator_state().numel();
+  for (const auto& [key, record] : theirs) {
+    const bool is_state = record->kind == RecordKind::master || record->kind == RecordKind::momentum ||
+                          record->kind == RecordKind::variance;
+    const bool is_generator = record->kind == RecordKind::generator && record->name == default_generator_name &&
+                              record->shape == std::vector{generator_bytes};
+    if (!is_state && !is_generator) {
+      differences.add(describe(*record) + " is not in the session");
+    }
+  }
+  if (differences.any()) {
+    throw ConfigError("checkpoint: it is not of what the session manages:" + differences.text(),
+                      "manage the model that was saved, built with the same options");
+  }
+}
+
+void SessionState::load_parameters(const CheckpointReader& reader) {
+  const Records records = records_by_name(reader.manifest().records);
+  std::vector<std::vector<ManagedParameter*>> members(chunk_sets_.size());
+  std::size_t left_out = 0;
+  for (ManagedParameter& parameter : parameters_) {
+    members[parameter.chunk_set].push_back(&parameter);
+    const std::int64_t updates = record_in(records, parameter.name, RecordKind::parameter)->updates;
+    const bool has_states = updates > 0 && chunk_sets_[parameter.chunk_set].momentum;
+    left_out += updates > 0 && !has_states ? 1 : 0;
+    parameter.updates = has_states ? updates : 0;
+  }
+  for (std::size_t set = 0; set < members.size(); ++set) {
+    for (const RecordKind kind : kinds_in_chunks) {
+      const std::optional<ChunkId> chunk = chunk_of(chunk_sets_[set], kind);
+      std::vector<std::pair<const ManagedParameter*, const CheckpointRecord*>> loaded;
+      for (const ManagedParameter* parameter : members[set]) {
+        if (const CheckpointRecord* record = record_in(records, parameter->name, kind)) {
+          loaded.emplace_back(parameter, record);
+        }
+      }
+      if (!chunk || loaded.empty()) {
+        continue;
+      }
+      const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
+      const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+      for (const auto& [parameter, record] : loaded) {
+        reader.read(*record, [&pin, at = parameter, of = record](std::uint64_t offset) {
+          return run_at(pin, *at, *of, offset);
+        });
+      }
+    }
+  }
+  for (const ManagedParameter& parameter : parameters_) {
+    parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (left_out > 0) {
+    log(LogLevel::info, "checkpoint: optimizer states of " + std::to_string(left_out) +
+                            " parameters are left out, as they need no gradient");
+  }
+}
+
+void SessionState::load_buffers(const CheckpointReader& reader) {
+  const Records records = records_by_name(reader.manifest().records);
+  for (const ManagedBuffer& buffer : buffers_) {
+    auto* data = static_cast<std::byte*>(buffer.tensor.mutable_data_ptr());
+    reader.read(*record_in(records, buffer.name, RecordKind::buffer),
+                [&](std::uint64_t offset) { return run_at(data, buffer.tensor, offset); });
+    buffer.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace terrace

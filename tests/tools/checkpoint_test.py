@@ -1,0 +1,273 @@
+"""`terrace train --save` and `--resume`: what is resumed goes on to the same losses as a run that was not interrupted,
+whatever ended it; and what cannot be resumed or saved is told with an exit code and the way out. Runs the program that
+TERRACE_BIN names."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+TERRACE = os.environ.get("TERRACE_BIN", "")
+# Where cores are shared, a thread that spins while it waits may hold the core of the one it waits for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+TINY = """
+[device]
+memory = "8MiB"
+[host]
+memory = "16MiB"
+[model]
+layers = 2
+heads = 2
+width = 64
+sequence = 32
+[train]
+steps = 6
+warmup = 2
+micro_batch = 2
+accumulate = 2
+"""
+ON_NVME = [
+    "--set", "host.memory=1536KiB", "--set", "nvme.paths=nvme", "--set", "nvme.memory=64MiB",
+    "--set", "placement.parameters={nvme=0.5,host=0.5}", "--set", "placement.optimizer={nvme=1.0}",
+    "--set", "placement.chunk=64KiB", "--set", "device.chunks=1MiB",
+]
+OTHER_BUDGETS = ["--set", "device.memory=6MiB", "--set", "host.memory=12MiB", "--set", "placement.chunk=200KiB"]
+# What does not depend on where bytes rest, nor on the time.
+FIELDS = ["step", "loss", "learning_rate", "gradient_norm", "tokens"]
+
+
+class CheckpointTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(prefix="terrace-checkpoint-")
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        self.config = self.write("tiny.toml", TINY)
+        self.text = self.write("text.txt", "".join(f"line {i} of a text to learn\n" for i in range(1000)))
+        self.checkpoint = self.folder / "checkpoint"
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def command(self, *arguments):
+        return [str(word) for word in [TERRACE, "train", "--config", self.config, "--data", self.text, *arguments]]
+
+    def train(self, *arguments):
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, encoding="utf-8",
+                              errors="replace", cwd=self.folder, timeout=120, check=False)
+
+    def succeeds(self, *arguments):
+        run = self.train(*arguments)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return run
+
+    def fails(self, code, fragments, *arguments):
+        run = self.train(*arguments)
+        self.assertEqual(run.returncode, code, run.stderr)
+        message = run.stderr[run.stderr.rindex("terrace: "):]
+        for fragment in [*fragments, "\n  hint: "]:
+            self.assertIn(str(fragment), message)
+        return message
+
+    def steps_in(self, path):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [{field: line[field] for field in FIELDS} for line in lines]
+
+    def steps_of(self, *arguments):
+        """What each step of a run gave."""
+        path = self.folder / "metrics.jsonl"
+        path.unlink(missing_ok=True)
+        self.succeeds("--metrics", path, *arguments)
+        return self.steps_in(path)
+
+    def save_three_of_six(self, *arguments):
+        self.succeeds("--stop-after", 3, "--save", self.checkpoint, *arguments)
+
+    def data_file(self):
+        return next(path for path in self.checkpoint.iterdir() if path.name.startswith("data."))
+
+
+class Resumes(CheckpointTest):
+    def test_to_the_losses_of_an_uninterrupted_run(self):
+        for dtype in ["float32", "bfloat16"]:
+            kind = ["--set", f"model.dtype={dtype}"]
+            whole = self.steps_of(*kind)
+            for saved_with, resumed_with in [([], []), ([], ON_NVME), (ON_NVME, OTHER_BUDGETS), (OTHER_BUDGETS, [])]:
+                with self.subTest(dtype=dtype, saved_with=saved_with, resumed_with=resumed_with):
+                    self.save_three_of_six(*kind, *saved_with)
+                    self.assertEqual(self.steps_of("--resume", self.checkpoint, *kind, *resumed_with), whole[3:])
+
+    def test_a_finished_run_with_no_step_and_a_report(self):
+        whole = self.succeeds("--json", "--save", self.checkpoint, "--evaluate", 2)
+        resumed = self.succeeds("--json", "--resume", self.checkpoint, "--evaluate", 2)
+        first, second = [json.loads(run.stdout)["cases"][0] for run in [whole, resumed]]
+        self.assertEqual([second["steps"], second["resumed_after"], second["tokens"]], [6, 6, 0])
+        self.assertEqual([second["loss"], second["held_out"]], [first["loss"], first["held_out"]])
+        self.assertNotIn("checkpoint", second)
+
+    def test_into_the_same_folder_and_says_where_it_saved(self):
+        self.save_three_of_six()
+        run = self.succeeds("--resume", self.checkpoint, "--save", self.checkpoint)
+        self.assertRegex(run.stdout, r"trained 6 of 6 steps, resumed after step 3: ")
+        self.assertRegex(run.stdout, rf"saved to {re.escape(str(self.checkpoint))} after step 6, in [\d.]+s\n")
+        self.assertEqual(len(list(self.checkpoint.iterdir())), 3)
+
+    def test_the_metrics_where_the_checkpoint_was_saved(self):
+        whole = self.steps_of()
+        path = self.folder / "kept.jsonl"
+        self.succeeds("--metrics", path, "--stop-after", 5, "--save", self.folder / "later")
+        self.save_three_of_six()
+        with path.open("a", encoding="utf-8") as file:
+            file.write('{"step": 6, "lo')
+        self.succeeds("--metrics", path, "--resume", self.checkpoint)
+        self.assertEqual(self.steps_in(path), whole)
+        self.succeeds("--metrics", path)
+        self.assertEqual(self.steps_in(path), whole, "a new run begins a new file")
+
+    def test_with_other_data_and_warns(self):
+        self.save_three_of_six()
+        self.text.write_text(self.text.read_text() + "and more\n")
+        run = self.succeeds("--resume", self.checkpoint)
+        self.assertIn("data: they are not those", run.stderr)
+
+    def test_without_saving_unless_told(self):
+        self.save_three_of_six()
+        before = (self.checkpoint / "manifest.json").read_bytes()
+        self.succeeds("--resume", self.checkpoint)
+        self.assertEqual((self.checkpoint / "manifest.json").read_bytes(), before)
+
+
+class Ended(CheckpointTest):
+    def start(self, *arguments):
+        run = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               cwd=self.folder)
+        self.addCleanup(run.stdout.close)
+        self.addCleanup(run.stderr.close)
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        return run
+
+    def test_by_an_interrupt_resumes_to_the_same_losses(self):
+        path = self.folder / "run.jsonl"
+        run = self.start("--set", "train.steps=100000", "--metrics", path, "--save", self.checkpoint)
+        for line in run.stderr:
+            if line.startswith("step "):
+                break
+        run.send_signal(signal.SIGINT)
+        output, errors = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, errors)
+        self.assertIn(f"go on with --resume {self.checkpoint}", errors)
+        self.assertIn(f"saved to {self.checkpoint}", output)
+        done = len(self.steps_in(path))
+        end = ["--set", "train.steps=100000", "--stop-after", done + 3]
+        self.succeeds("--metrics", path, "--resume", self.checkpoint, *end)
+        self.assertEqual(self.steps_in(path), self.steps_of(*end))
+
+    def test_by_an_interrupt_without_save_says_how_to(self):
+        run = self.start("--set", "train.steps=100000")
+        for line in run.stderr:
+            if line.startswith("step "):
+                break
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, errors)
+        self.assertIn("nothing was saved: with --save FOLDER", errors)
+
+    def test_by_a_kill_at_any_moment_resumes_to_the_same_losses(self):
+        seed = random.randrange(1 << 32)
+        print("seed", seed, flush=True)
+        moments = random.Random(seed)
+        steps = ["--set", "train.steps=400"]
+        whole = self.steps_of(*steps)
+        path = self.folder / "killed.jsonl"
+        resume = []
+        kills = 0
+        for _ in range(8):
+            run = self.start(*steps, "--metrics", path, "--save", self.checkpoint, "--save-every", 1, *resume)
+            manifest = self.checkpoint / "manifest.json"
+            before = manifest.stat().st_mtime_ns if manifest.exists() else 0
+            while run.poll() is None and (not manifest.exists() or manifest.stat().st_mtime_ns == before):
+                time.sleep(0.005)
+            time.sleep(moments.uniform(0, 0.3))
+            run.kill()
+            run.communicate(timeout=60)
+            kills += run.returncode == -signal.SIGKILL
+            resume = ["--resume", self.checkpoint]
+        self.assertGreater(kills, 4, "it ended before it was killed")
+        self.succeeds(*steps, "--metrics", path, *resume)
+        self.assertEqual(self.steps_in(path), whole)
+
+    def test_by_a_full_disk_keeps_the_checkpoint_before(self):
+        if os.geteuid() != 0:
+            self.skipTest("mounting a small disk needs root")
+        disk = self.folder / "disk"
+        disk.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True,
+                          check=False).returncode != 0:
+            self.skipTest("this system mounts no tmpfs")
+        self.addCleanup(subprocess.run, ["umount", disk], check=True)
+        self.checkpoint = disk / "checkpoint"
+        self.save_three_of_six()
+        names = {path.name for path in self.checkpoint.iterdir()}
+        message = self.fails(4, ["(ENOSPC)", "hint: free space"], "--save", self.checkpoint, "--resume",
+                             self.checkpoint)
+        self.assertRegex(message, rf"write of \d+ B at offset \d+ to {self.checkpoint}/data\.[0-9a-f]{{16}} failed")
+        self.assertEqual({path.name for path in self.checkpoint.iterdir()}, names)
+        self.assertEqual(self.steps_of("--resume", self.checkpoint), self.steps_of()[3:])
+
+
+class Refused(CheckpointTest):
+    def test_corrupt_and_truncated_files_with_code_5(self):
+        self.save_three_of_six()
+        for name, path in [("data", self.data_file()), ("manifest", self.checkpoint / "manifest.json")]:
+            whole = path.read_bytes()
+            flipped = bytearray(whole)
+            flipped[len(flipped) // 2] ^= 1
+            for how, changed in [("flipped", bytes(flipped)), ("truncated", whole[:len(whole) // 2]), ("empty", b"")]:
+                with self.subTest(name=name, how=how):
+                    path.write_bytes(changed)
+                    message = self.fails(5, [path], "--resume", self.checkpoint)
+                    if name == "data":
+                        self.assertIn("corrupt" if how == "flipped" else "truncated", message)
+            path.write_bytes(whole)
+        self.data_file().unlink()
+        self.fails(5, ["is missing"], "--resume", self.checkpoint)
+
+    def test_folders_of_something_else_with_code_2(self):
+        self.fails(2, [self.folder, "'text.txt'"], "--save", self.folder)
+        self.fails(2, ["there is none in", self.checkpoint], "--resume", self.checkpoint)
+        self.checkpoint.mkdir()
+        (self.checkpoint / "manifest.json").write_text("{}")
+        self.fails(2, ["not the manifest of a checkpoint"], "--resume", self.checkpoint)
+        self.fails(2, ["choose another folder"], "--save", self.checkpoint)
+
+    def test_another_model_with_code_2_and_its_parameters(self):
+        self.save_three_of_six()
+        self.fails(2, ["is not in the checkpoint"], "--resume", self.checkpoint, "--set", "model.layers=3")
+        self.fails(2, ["is not in the session"], "--resume", self.checkpoint, "--set", "model.layers=1")
+        self.fails(2, ["float32", "bfloat16"], "--resume", self.checkpoint, "--set", "model.dtype=bfloat16")
+        self.fails(2, ["2 heads", "model.heads is 4"], "--resume", self.checkpoint, "--set", "model.heads=4")
+
+    def test_options_that_do_not_go_together_with_code_2(self):
+        self.fails(2, ["--save does not go with --unmanaged"], "--unmanaged", "--save", self.checkpoint)
+        self.fails(2, ["--resume does not go with --unmanaged"], "--unmanaged", "--resume", self.checkpoint)
+        self.fails(2, ["--save-every", "--save FOLDER"], "--save-every", 2)
+        self.fails(2, ["found 0"], "--save", self.checkpoint, "--save-every", 0)
+        self.assertFalse(self.checkpoint.exists())
+
+    def test_a_folder_that_cannot_be_made_with_code_4(self):
+        self.fails(4, [self.text], "--save", self.text / "checkpoint")
+
+
+if __name__ == "__main__":
+    if not TERRACE:
+        sys.exit("set TERRACE_BIN to the terrace program")
+    unittest.main()
