@@ -5,6 +5,8 @@
 /// torch::optim::AdamW bit for bit; parameters too, but where LibTorch's square root is off by one unit in the
 /// last place, which moves that element's change by at most four. `amsgrad` throws.
 ///
+/// Threads: one at a time uses an AdamW; several, over parameters of their own, may step at once.
+///
 /// Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 #pragma once
 

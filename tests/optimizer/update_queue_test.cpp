@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -577,6 +578,35 @@ TEST(UpdateQueueThreads, several_find_every_set_updated_while_the_background_wor
     }
     world.world.check_invariants();
   }
+}
+
+TEST(UpdateQueueThreads, others_may_finish_and_ask_for_norms_while_one_submits) {
+  UpdateWorld world(roomy);
+  world.add_sets(3);
+  const std::vector<std::uint32_t> all = world.all();
+  UpdateQueue queue(world.world.stream, true);
+  const UpdateTicket first = queue.submit(world.job(1, clipping, all));
+  const double norm = world.update_arrays(1, clipping, all);
+  std::atomic<bool> done = false;
+  std::vector<std::thread> others;
+  for (int other = 0; other < 2; ++other) {
+    others.emplace_back([&] {
+      while (!done) {
+        EXPECT_NO_THROW(queue.finish());
+        EXPECT_EQ(queue.norm(first), norm);
+      }
+    });
+  }
+  for (std::int64_t step = 2; step <= 30; ++step) {
+    const std::vector<std::uint32_t> none;
+    queue.submit(world.job(step, clipping, step % 3 == 0 ? none : all));  // of nothing too
+    if (step % 3 != 0) world.update_arrays(step, clipping, all);
+  }
+  done = true;
+  for (std::thread& other : others) other.join();
+  queue.finish();
+  EXPECT_EQ(world.current(), all);
+  world.world.check_invariants();
 }
 
 }  // namespace
