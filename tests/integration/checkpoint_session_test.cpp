@@ -1,6 +1,7 @@
 // A session that goes to a checkpoint goes on as the one that saved it would have, to the last bit, wherever bytes
 // rest in either; and what is not a checkpoint of it changes nothing.
 
+#include <atomic>
 #include <fstream>
 #include <functional>
 #include <optional>
@@ -441,16 +442,19 @@ TEST_F(CheckpointSession, a_save_that_fails_leaves_the_run_and_the_checkpoint_be
 }
 
 TEST_F(CheckpointSession, a_drive_that_fails_while_chunks_are_read_leaves_the_checkpoint_before) {
-  bool is_failing = false;
+  std::atomic<bool> is_failing{false};
   decorate_io_engines([&](std::unique_ptr<IoEngine> plain) {
     auto decorated = std::make_unique<FaultInjectingEngine>(std::move(plain));
     decorated->inject({.fault = Fault::io_error,
                        .direction = IoOperation::Direction::read,
-                       .when = [&](const IoOperation&) { return is_failing; }});
+                       .when = [&](const IoOperation&) { return is_failing.load(); }});
     return decorated;
   });
   World world(on_nvme(nvme));
   decorate_io_engines(nullptr);
+  torch::nn::Sequential more;  // than device and host hold together
+  for (int i = 0; i < 12; ++i) more->push_back(torch::nn::Linear(width, width));
+  world.session.manage(*more);
   world.train(3);
   world.session.save(folder);
   const auto data = data_file_in(folder);
