@@ -49,7 +49,7 @@ struct ParkedGradient {
 
 namespace {
 
-/// LibTorch holds it while it adds to a leaf's gradient and while the post-accumulate hook runs.
+/// LibTorch holds it while it adds to a leaf's gradient, but not around hooks.
 struct NodeMutex : autograd::Node {
   static std::mutex& of(autograd::Node& node) { return node.*(&NodeMutex::mutex_); }
 };
@@ -91,6 +91,11 @@ class Gradients::Restore : public autograd::PostAccumulateGradHook {
   void operator()(const autograd::Variable& variable) override {
     const auto owner = owner_.lock();
     if (owner && !owner->closed()) {
+      const auto accumulator = parameter_.accumulator.lock();
+      std::unique_lock<std::mutex> accumulating;
+      if (accumulator) {
+        accumulating = std::unique_lock(NodeMutex::of(*accumulator));
+      }
       const std::scoped_lock lock(owner->program_mutex_);
       owner->accumulate(parameter_, parked_->take());
     }

@@ -88,8 +88,7 @@ const OpTraits* find_traits(const at::RecordFunction& function) {
 using Found = c10::SmallVector<std::pair<ManagedStorage*, std::size_t>, 8>;  // with the argument's position
 
 void find_managed(const at::Tensor& tensor, std::size_t position, Found& found) {
-  ManagedStorage* const storage = ManagedStorage::of(tensor);
-  if (storage != nullptr && !storage->is_spilled()) {
+  if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
     found.emplace_back(storage, position);
   }
 }
@@ -156,24 +155,28 @@ std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, const at::Re
   return pinner.pin({operands.data(), operands.size()}, shapes_of_ordinary_tensors(inputs));
 }
 
+std::unique_ptr<at::ObserverContext> prepare(OpPinner& pinner, const at::RecordFunction& function) {
+  if (RecomputedBlock* const block = RecomputedBlock::recording()) {
+    note_written_buffers(function, *block);
+  }
+  return pin_operands(pinner, function);
+}
+
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
   OpPinner* pinner = attached.load(std::memory_order_acquire);
   if (pinner == nullptr || Pause::active()) {
     return nullptr;
-  }
-  if (RecomputedBlock* const block = RecomputedBlock::recording()) {
-    note_written_buffers(function, *block);
   }
   if (SpillableStorages* const storages = SpillableStorages::active()) {
     const OpTraits* traits = find_traits(function);
     const bool touches_bytes = traits != nullptr && traits->touches_bytes;
     auto frame = storages->begin_op(function.inputs(), touches_bytes);
     if (touches_bytes) {
-      frame->pins = pin_operands(*pinner, function);
+      frame->pins = prepare(*pinner, function);
     }
     return frame;
   }
-  return pin_operands(*pinner, function);
+  return prepare(*pinner, function);
 }
 
 }  // namespace

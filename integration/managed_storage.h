@@ -2,11 +2,12 @@
 ///
 /// The storage's own data pointer says so: its deleter is ours and its context is the ManagedStorage, which
 /// it keeps alive; no table is needed to find one, and an address that is used again cannot be mistaken.
-/// The storage is closed but for the time that ops on it run, or that it is gathered.
+/// The storage is closed but for the time that ops on it run, or that it is gathered. A spilled one is that of an
+/// ordinary tensor whose bytes are away (see SpillableStorages): it stays closed until it is detached again.
 ///
 /// Threads: `pin_count`, what is kept and the storage's pointer change under the registry's mutex. No LibTorch memory
 /// is freed under it. `of` takes no lock: what it reads changes only when a storage comes under management or leaves
-/// it, which for a storage that another thread uses at the time is a race in the program.
+/// it, which for a storage that another thread uses at the time is a race in the program, or kept off by a hold.
 #pragma once
 
 #include <atomic>

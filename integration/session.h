@@ -54,7 +54,7 @@ class Session {
   /// Runs `build` with its tensors counted against `host.memory`, and returns what it returns: a model that
   /// is built outside is counted on the device as a whole. With an NVMe tier the model may be larger than the budget:
   /// what was not used for longest leaves for NVMe, and comes back when an op uses it. A pointer into a tensor is
-  /// good until the next one is made.
+  /// good until the thread's next op or tensor, or the end of `build`.
   template <class Build>
   auto construct(Build&& build) {
     synchronize();  // what an update holds on the host could not leave

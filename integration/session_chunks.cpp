@@ -128,7 +128,8 @@ std::uint64_t SessionState::largest_update_room() const {
   return largest;
 }
 
-void SessionState::check_room_to_work() const {
+void SessionState::check_room_to_work() {
+  spillable_.leave_free(0);  // what is under construction elsewhere does not stand in the way
   std::uint64_t largest_on_device = 0;
   std::uint64_t largest_update = 0;
   memory_.stream().inspect([&](const Policy& policy) {

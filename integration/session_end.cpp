@@ -11,41 +11,44 @@
 namespace terrace {
 
 void SessionState::restore_storages() {
+  restore(spillable_.away());  // before anything that may fail on behalf of others
   require_whole();
-  std::vector<std::shared_ptr<ManagedStorage>> storages;
-  std::uint64_t bytes = 0;
-  std::vector<bool> used;
+  std::vector<std::shared_ptr<ManagedStorage>> storages = left_behind_;
   for (ManagedParameter& parameter : parameters_) {
-    used.push_back(parameter.tensor.use_count() > 1 || parameter.tensor.storage().use_count() > 1);
-    if (!used.back()) {
+    if (parameter.tensor.use_count() > 1 || parameter.tensor.storage().use_count() > 1) {
+      storages.push_back(parameter.storage);
+    } else {
       parameter.tensor.mutable_grad().reset();
     }
+    if (const auto gradient = parameter.gradient.lock()) {  // the program may hold it longer than the parameter
+      storages.push_back(gradient);
+    }
   }
-  const std::vector<std::shared_ptr<ManagedStorage>> spilled = spillable_.away();
+  restore(storages);
+}
+
+void SessionState::restore(const std::vector<std::shared_ptr<ManagedStorage>>& storages) {
+  std::uint64_t bytes = 0;
   {
     const std::scoped_lock lock(registry_->mutex);
-    const auto add = [&](const std::shared_ptr<ManagedStorage>& storage) {
-      if (storage && storage->storage() != nullptr) {
-        bytes += storage->storage()->nbytes();
-        storages.push_back(storage);
-      }
-    };
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (used[i]) {
-        add(parameters_[i].storage);
-      }
-      add(parameters_[i].gradient.lock());  // the program may hold it longer than the parameter
-    }
-    for (const auto& run : spilled) {
-      add(run);
+    for (const auto& storage : storages) {
+      bytes += storage->storage() != nullptr ? storage->storage()->nbytes() : 0;
     }
   }
   const std::uint64_t available = available_memory_bytes();
   if (bytes > available - available / 10) {
     throw OutOfMemory("they take " + format_bytes(bytes) + ", and " + format_bytes(available) + " are available");
   }
+  std::exception_ptr first_error;
   for (const auto& storage : storages) {
-    restore(*storage);
+    try {
+      restore(*storage);
+    } catch (...) {
+      first_error = first_error ? first_error : std::current_exception();
+    }
+  }
+  if (first_error) {
+    std::rethrow_exception(first_error);
   }
 }
 

@@ -12,22 +12,20 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
   // To the end: a step of another thread comes either before all of this or finds the view.
   const auto held = lock();
   require_whole();
+  gradients_->notice_dead_storages();
   OpenStorages::Storages storages;
   std::vector<ChunkAccess> accesses;
   std::vector<SpillableStorages::Hold> kept;
   for (const at::Tensor& tensor : tensors) {
-    ManagedStorage* const storage = ManagedStorage::of(tensor);
-    if (storage != nullptr) {
-      require_own(*storage);
-    }
-    if (storage != nullptr && !storage->is_spilled()) {
-      storages.push_back(storage->shared_from_this());
-      accesses.push_back({storage->chunk(), Tier::device, mode});
-    } else if (tensor.defined() && tensor.has_storage()) {
+    if (tensor.defined() && tensor.has_storage()) {
       kept.push_back(spillable_.hold_here(storage_of(tensor)));
     }
+    if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
+      require_own(*storage);
+      storages.push_back(storage->shared_from_this());
+      accesses.push_back({storage->chunk(), Tier::device, mode});
+    }
   }
-  gradients_->notice_dead_storages();
   std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
   Pin pin = accesses.empty() ? Pin() : memory_.stream().acquire(accesses, AccessOrigin::beside_program);
   auto open = std::make_shared<OpenStorages>(registry_, std::move(pin), std::move(storages), std::move(kept));

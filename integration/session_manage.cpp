@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "integration/session_state.h"
 #include "memory/layout.h"
 
@@ -35,6 +36,7 @@ void SessionState::manage(torch::nn::Module& module) {
   require_not_gathered("manage", trained_sets());
   require_whole();
   updates_->finish();  // what an update holds on the host could not leave
+  gradients_->notice_dead_storages();
   take_in_replaced();
   UniqueNames unique = names();
   std::vector<ManagedParameter> found;
@@ -44,6 +46,7 @@ void SessionState::manage(torch::nn::Module& module) {
     if (!tensor.defined() || tensor.numel() == 0) {
       continue;
     }
+    const auto still = tensor.has_storage() ? spillable_.hold(storage_of(tensor)) : SpillableStorages::Hold();
     if (const ManagedParameter* known = find(tensor)) {
       require_same_tensor(item.key(), tensor, known->tensor);
       continue;
@@ -59,6 +62,10 @@ void SessionState::manage(torch::nn::Module& module) {
     parameter.tensor = tensor;
     parameter.elements = static_cast<std::uint64_t>(tensor.numel());
     parameter.require_manageable();
+    if (spillable_.is_used_by_more_than(1, storage_of(tensor))) {
+      throw LogicError("manage: '" + parameter.name + "' is gathered, or an op of another thread uses it",
+                       "end what Session::gather returned first");
+    }
     if (const auto [other, is_new] = seen.emplace(&storage_of(tensor), tensor); !is_new) {
       require_same_tensor(item.key(), tensor, other->second);
       std::find_if(found.begin(), found.end(), [&](const ManagedParameter& each) {
@@ -108,6 +115,7 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
   const std::size_t first_set = set_infos_.size();
   std::vector<bool> was_constructed;
   for (const ManagedParameter& parameter : found) {
+    const auto still = spillable_.hold(storage_of(parameter.tensor));
     was_constructed.push_back(ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0);
   }
   try {
@@ -115,17 +123,31 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
   } catch (...) {
     set_infos_.resize(chunk_sets_.size());
     for (auto set = static_cast<std::uint32_t>(first_set); set < set_infos_.size(); ++set) {
+      bool are_restored = true;
       for (std::size_t i = 0; i < found.size(); ++i) {
         if (found[i].storage && found[i].chunk_set == set) {
-          const std::uint64_t bytes = found[i].tensor.nbytes();
-          restore(*found[i].storage, was_constructed[i] ? allocate_from(memory_.host_source(), bytes, Kind::other)
-                                                        : allocate_ordinary(bytes));
-          spillable_.hold(storage_of(found[i].tensor));  // known again, as one that can leave
+          are_restored = move_out(found[i], was_constructed[i]) && are_restored;
         }
       }
-      remove_set(set);  // before the next: what leaves again needs its room
+      if (are_restored) {
+        remove_set(set);  // before the next: what leaves again needs its room
+      }
     }
     throw;
+  }
+}
+
+bool SessionState::move_out(const ManagedParameter& parameter, bool was_constructed) noexcept {
+  try {
+    const std::uint64_t bytes = parameter.tensor.nbytes();
+    restore(*parameter.storage,
+            was_constructed ? allocate_from(memory_.host_source(), bytes, Kind::other) : allocate_ordinary(bytes));
+    spillable_.hold(storage_of(parameter.tensor));  // known again, as one that can leave
+    return true;
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, "'" + parameter.name + "' stays managed: " + error.what());
+    left_behind_.push_back(parameter.storage);
+    return false;
   }
 }
 
@@ -136,6 +158,7 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
   std::uint64_t largest_tensor = 0;
   for (const ManagedParameter& parameter : found) {
     const at::Tensor& tensor = parameter.tensor;
+    const auto still = spillable_.hold(storage_of(tensor));
     runs.push_back({.elements = parameter.elements,
                     .element_bytes = static_cast<std::uint32_t>(tensor.element_size()),
                     .group = static_cast<std::uint32_t>(tensor.scalar_type()) * 2 + (tensor.requires_grad() ? 1 : 0)});
@@ -202,6 +225,7 @@ void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {
   const auto held = spillable_.hold(storage);
   Pin spilled;
   if (const ManagedStorage* const run = ManagedStorage::of(storage)) {
+    require_own(*run);
     const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
     spilled = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
   }
@@ -244,13 +268,16 @@ void SessionState::take_in(const at::Tensor& buffer) {
     return;
   }
   c10::StorageImpl& storage = storage_of(buffer);
+  const auto held = spillable_.hold_here(storage);
+  if (const ManagedStorage* const run = ManagedStorage::of(storage)) {
+    require_own(*run);
+  }
   const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   const bool is_there =
       bytes_counted_by(*memory_.device_source(), data) > 0 && kind_of(data) == std::optional(Kind::buffer);
   if (storage.nbytes() == 0 || is_there) {
     return;
   }
-  const auto held = spillable_.hold_here(storage);
   c10::DataPtr resident = allocate_from(memory_.device_source(), storage.nbytes(), Kind::buffer);
   std::memcpy(resident.mutable_get(), storage.data(), storage.nbytes());
   storage.set_data_ptr_noswap(std::move(resident));

@@ -16,6 +16,8 @@ void SessionState::take_in_replaced() {
   std::vector<ManagedParameter*> same;
   std::vector<ManagedParameter*> anew;
   for (ManagedParameter& parameter : parameters_) {
+    const auto still =
+        parameter.tensor.has_storage() ? spillable_.hold(storage_of(parameter.tensor)) : SpillableStorages::Hold();
     const ManagedStorage* const now = ManagedStorage::of(parameter.tensor);
     const bool is_unfrozen = parameter.tensor.requires_grad() && !parameter.gradient_chunk;
     if (now == parameter.storage.get()) {
@@ -23,6 +25,9 @@ void SessionState::take_in_replaced() {
         anew.push_back(&parameter);
       }
       continue;
+    }
+    if (now != nullptr) {
+      require_own(*now);
     }
     if (now != nullptr && !now->is_spilled()) {
       throw LogicError("parameter '" + parameter.name + "' has been given the storage of '" + now->name() + "'",
@@ -62,8 +67,9 @@ void SessionState::refill(ManagedParameter& parameter) {
   {
     const std::array accesses{ChunkAccess{chunk_sets_[parameter.chunk_set].parameter, Tier::host, Access::write}};
     const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
-    by_storage_.erase(parameter.storage.get());
+    const std::shared_ptr<ManagedStorage> before = parameter.storage;
     attach_run(parameter, pin);
+    by_storage_.erase(before.get());
     by_storage_.emplace(parameter.storage.get(), &parameter);
   }
   watch(parameter);

@@ -30,7 +30,9 @@ class SessionState::OpPins final : public at::ObserverContext, public OpenStorag
 SessionState::SessionState(const Config& config)
     : config_(config),
       memory_(config),
-      spillable_(memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); }),
+      spillable_(
+          memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); },
+          [this] { gradients_->notice_dead_storages(); }),
       updates_(std::make_unique<UpdateQueue>(memory_.stream(), a_core_is_free())),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
@@ -112,6 +114,9 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     storages.reserve(operands.size());
     for (const OpOperand& operand : operands) {
       require_own(*operand.storage);
+      if (operand.storage->is_spilled()) {
+        continue;  // it could not come back, and says why
+      }
       accesses.push_back({operand.storage->chunk(), Tier::device, operand.writes ? Access::write : Access::read});
       storages.push_back(operand.storage->shared_from_this());
     }

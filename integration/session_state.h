@@ -8,12 +8,12 @@
 /// rest is called under it. It is recursive because ops run while it is held, and because a program's own hooks may
 /// call `step`. Ops take it for a look-up only, and most not at all.
 ///
-/// While it is held, only transfers and updates are waited for, and neither ever asks for it: an update runs no ops,
-/// and when it lets go of gradients it calls Gradients::notice_dead_storages, which takes the mutexes below this one
-/// only. Nobody waits for another thread's pin. So whoever holds it goes on by himself.
+/// While it is held, only transfers, storages on their way and updates are waited for, and none ever asks for it: an
+/// update runs no ops, and when it lets go of gradients it calls Gradients::notice_dead_storages, which takes the
+/// mutexes below this one only. Nobody waits for another thread's pin. So whoever holds it goes on by himself.
 ///
-/// Order: LibTorch's mutex of a node (held around hooks), or a RecomputedBlock's; the program mutex; the update queue's
-/// or the registry's; the AccessStream's. `error_mutex_` is taken last and alone.
+/// Order: LibTorch's mutex of a node, or a RecomputedBlock's; the program mutex; that of the spillable storages; the
+/// update queue's or the registry's; the AccessStream's. `error_mutex_` is taken last.
 #pragma once
 
 #include <atomic>
@@ -126,6 +126,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
   void move_in_or_restore(std::span<ManagedParameter> found);
+  /// False where that fails; then the parameter stays where it is until the session ends.
+  bool move_out(const ManagedParameter& parameter, bool was_constructed) noexcept;
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
   void manage_buffers(torch::nn::Module& module, UniqueNames& names);
@@ -161,13 +163,15 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t update_room(std::uint32_t set) const;
   std::uint64_t largest_update_room() const;
   /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
-  void check_room_to_work() const;
+  void check_room_to_work();
   void save_parameters(CheckpointWriter& writer) const;
   /// Throws ConfigError, listing them, if the checkpoint's parameters and buffers are others than the session's.
   void require_same_tensors(const std::vector<CheckpointRecord>& records) const;
   void load_parameters(const CheckpointReader& reader);
   void load_buffers(const CheckpointReader& reader);
   void restore_storages();
+  /// Makes them ordinary, those that can be. Throws the first error, and OutOfMemory if they do not fit together.
+  void restore(const std::vector<std::shared_ptr<ManagedStorage>>& storages);
   void restore(ManagedStorage& storage);
   /// Gives the storage `data` with the bytes of its run.
   void restore(ManagedStorage& storage, c10::DataPtr data);
@@ -181,6 +185,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::shared_ptr<Gradients> gradients_;
   std::deque<ManagedParameter> parameters_;  // stable addresses
   std::vector<ManagedBuffer> buffers_;
+  std::vector<std::shared_ptr<ManagedStorage>> left_behind_;  ///< by a `manage` that failed
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;
   std::vector<std::weak_ptr<OpenStorages>> gathered_;
   std::vector<ChunkSet> chunk_sets_;

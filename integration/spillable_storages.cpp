@@ -16,6 +16,9 @@ std::atomic<SpillableStorages*> current{nullptr};
 /// The callback of each thread that builds tensors, while it does.
 thread_local std::optional<at::CallbackHandle> observer;
 
+/// What the last op of a thread that builds tensors has used.
+thread_local std::vector<const c10::StorageImpl*> used_by_last_op;
+
 template <class Visit>
 void visit_storages(const c10::IValue& value, Visit&& visit) {
   if (value.isTensor()) {
@@ -43,8 +46,11 @@ void copy_pieces(const Pin& pin, std::uint64_t bytes, Copy&& copy) {
 }  // namespace
 
 SpillableStorages::SpillableStorages(SessionMemory& memory, std::shared_ptr<StorageRegistry> registry,
-                                     std::function<void(std::exception_ptr)> failed)
-    : memory_(memory), registry_(std::move(registry)), failed_(std::move(failed)) {
+                                     std::function<void(std::exception_ptr)> failed, std::function<void()> notice_dead)
+    : memory_(memory),
+      registry_(std::move(registry)),
+      failed_(std::move(failed)),
+      notice_dead_(std::move(notice_dead)) {
   if (memory_.has_nvme()) {
     memory_.set_host_room(this);
     current.store(this, std::memory_order_release);
@@ -63,20 +69,29 @@ SpillableStorages* SpillableStorages::active() noexcept {
 
 SpillableStorages::OpFrame::~OpFrame() {
   innermost = outer_;
-  if (used_.empty()) {
+  if (outer_ != nullptr) {
     return;
   }
-  if (outer_ != nullptr) {
-    outer_->used_.insert(outer_->used_.end(), used_.begin(), used_.end());
-    return;
+  if (SessionMemory::is_constructing()) {
+    used_by_last_op.swap(used_);
   }
   for (const c10::StorageImpl* storage : used_) {
     owner_.let_go(*storage);
   }
 }
 
+void SpillableStorages::let_go_of_last_op() noexcept {
+  for (const c10::StorageImpl* storage : used_by_last_op) {
+    let_go(*storage);
+  }
+  used_by_last_op.clear();
+}
+
 std::unique_ptr<SpillableStorages::OpFrame> SpillableStorages::begin_op(c10::ArrayRef<const c10::IValue> inputs,
                                                                         bool touches_bytes) {
+  if (OpFrame::innermost == nullptr) {
+    let_go_of_last_op();
+  }
   auto frame = std::make_unique<OpFrame>(*this);
   for (const c10::IValue& input : inputs) {
     use(*frame, input, touches_bytes);
@@ -91,9 +106,9 @@ void SpillableStorages::use(OpFrame& frame, const c10::IValue& value, bool touch
     if (entry == nullptr) {
       return;
     }
+    frame.outermost_.used_.push_back(&storage);
     ++entry->uses;
     entry->last_use = ++clock_;
-    frame.used_.push_back(&storage);
     if (!touches_bytes) {
       return;
     }
@@ -124,8 +139,8 @@ void SpillableStorages::after_op(const at::RecordFunction& function, at::Observe
       }
       entry->last_use = ++storages->clock_;
       if (OpFrame* const frame = OpFrame::innermost) {
+        frame->outermost_.used_.push_back(&storage);
         ++entry->uses;
-        frame->used_.push_back(&storage);
       }
     });
   }
@@ -154,6 +169,7 @@ void SpillableStorages::end_construction() noexcept {
   if (observer && !SessionMemory::is_constructing()) {
     at::removeCallback(*observer);
     observer.reset();
+    let_go_of_last_op();
     try {
       leave_free(0);
     } catch (const std::exception& error) {
@@ -199,8 +215,7 @@ SpillableStorages::Entry* SpillableStorages::find(c10::StorageImpl& storage, con
   if (const auto found = entries_.find(&storage); found != entries_.end()) {
     return &found->second;
   }
-  if (storage.nbytes() < memory_.stream().granule_bytes() ||
-      bytes_counted_by(*memory_.host_source(), storage._mutable_data_ptr_no_checks()) == 0) {
+  if (!can_leave(storage)) {
     return nullptr;
   }
   if (entries_.size() >= look_for_dead_at_) {
@@ -210,6 +225,18 @@ SpillableStorages::Entry* SpillableStorages::find(c10::StorageImpl& storage, con
   ++reasons_to_look_;
   auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage);
   return &entries_.try_emplace(&storage, std::move(weak)).first->second;
+}
+
+bool SpillableStorages::can_leave(c10::StorageImpl& storage) const {
+  return storage.nbytes() >= memory_.stream().granule_bytes() && storage.nbytes() <= largest_that_leaves() &&
+         bytes_counted_by(*memory_.host_source(), storage._mutable_data_ptr_no_checks()) > 0;
+}
+
+std::uint64_t SpillableStorages::largest_that_leaves() const {
+  const std::uint64_t capacity = memory_.budget(Tier::host).capacity();
+  const std::uint64_t kept = std::min<std::uint64_t>(capacity, kept_from_blocks_);
+  const std::uint64_t both = (capacity - kept) / 2;
+  return both - std::min<std::uint64_t>(both, memory_.stream().granule_bytes());
 }
 
 void SpillableStorages::forget_dead(const Lock&) {
@@ -295,6 +322,10 @@ bool SpillableStorages::spill_one() {
       return false;
     }
     storage = entry->storage.lock();
+    if (storage && !can_leave(*storage)) {  // it was resized, or what is kept for chunks has grown
+      reasons_to_look_ -= entries_.erase(storage.get());
+      storage.reset();
+    }
   }
   spill(*storage, *entry, lock);
   return true;
@@ -305,7 +336,9 @@ void SpillableStorages::spill(c10::StorageImpl& storage, Entry& entry, Lock& loc
   lock.unlock();
   const std::uint64_t bytes = storage.nbytes();
   std::optional<ChunkId> chunk;
+  std::shared_ptr<ManagedStorage> run;
   try {
+    notice_dead_();
     const Turn turn(*this);
     chunk = memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
     const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
@@ -314,16 +347,16 @@ void SpillableStorages::spill(c10::StorageImpl& storage, Entry& entry, Lock& loc
     copy_pieces(pin, bytes, [&](std::byte* piece, std::uint64_t at, std::uint64_t length) {
       std::memcpy(piece, source + at, length);
     });
+    run = ManagedStorage::attach_spilled(storage, *chunk, registry_);
   } catch (...) {
-    if (chunk) {
-      memory_.stream().remove_chunk(*chunk);
-    }
     lock.lock();
     entry.place = Place::here;
     moved_.notify_all();
+    if (chunk) {
+      memory_.stream().remove_chunk(*chunk);
+    }
     throw;
   }
-  auto run = ManagedStorage::attach_spilled(storage, *chunk, registry_);
   lock.lock();
   entry.place = Place::away;
   entry.run = std::move(run);
@@ -346,12 +379,20 @@ bool SpillableStorages::leaves_free(std::uint64_t bytes, const Lock&) const {
 }
 
 void SpillableStorages::before_block(std::uint64_t bytes) {
+  if (OpFrame::innermost == nullptr) {
+    let_go_of_last_op();
+  }
+  // What an op uses that nobody sees is not known; and for what cannot fit nothing need leave.
+  const bool may_make_room =
+      at::isRecordFunctionEnabled() && bytes + kept_from_blocks_ <= memory_.budget(Tier::host).capacity();
   for (;;) {
     {
       const Lock lock(mutex_);
-      largest_block_ = std::max(largest_block_, bytes);
+      if (may_make_room) {
+        largest_block_ = std::min(std::max(largest_block_, bytes), largest_that_leaves());
+      }
       // What leaves is copied into a chunk first: room for the largest is kept for that.
-      if (leaves_free(bytes + largest_block_ + memory_.stream().granule_bytes(), lock)) {
+      if (!may_make_room || leaves_free(bytes + largest_block_ + memory_.stream().granule_bytes(), lock)) {
         promised_ += bytes;
         return;
       }
@@ -367,6 +408,12 @@ void SpillableStorages::before_block(std::uint64_t bytes) {
 void SpillableStorages::after_block(std::uint64_t bytes) noexcept {
   const Lock lock(mutex_);
   promised_ -= bytes;
+}
+
+bool SpillableStorages::is_used_by_more_than(std::uint32_t count, const c10::StorageImpl& storage) const {
+  const Lock lock(mutex_);
+  const auto found = entries_.find(&storage);
+  return found != entries_.end() && found->second.uses > count;
 }
 
 std::vector<std::shared_ptr<ManagedStorage>> SpillableStorages::away() const {

@@ -4,11 +4,12 @@
 /// another, those used longest ago give up theirs: each becomes a closed storage over a chunk of its own that rests on
 /// NVMe. Before an op touches such a storage its bytes come back to a block. What is smaller than a granule stays.
 ///
-/// What an op uses stays where it is until the outermost op on its thread has ended. A pointer that the program takes
-/// itself is good until it makes the next tensor. The host's budget has to hold the operands of one op, the largest
-/// tensor twice, and the staging.
+/// What an op uses stays where it is until the outermost op on its thread has ended; under construction, until the
+/// thread's next op or tensor. So long a pointer is good that the program takes itself. The host's budget has to hold
+/// the operands of one op, and the staging; what it does not hold twice cannot leave.
 ///
-/// Thread-safe. No lock is held while bytes move; who needs a storage that another thread moves waits for that.
+/// Thread-safe. No lock is held while bytes move; who needs a storage that another thread moves waits for that. Whether
+/// a storage that may leave has left can be known only while it is held.
 #pragma once
 
 #include <atomic>
@@ -32,9 +33,10 @@ namespace terrace {
 
 class SpillableStorages final : public HostRoom {
  public:
-  /// Without an NVMe tier nothing can leave. `failed` hears why bytes could not come back for an op.
+  /// Without an NVMe tier nothing can leave. `failed` hears, under the mutex here, why bytes could not come back for an
+  /// op; `notice_dead` has the chunks of spilled storages that died removed.
   SpillableStorages(SessionMemory& memory, std::shared_ptr<StorageRegistry> registry,
-                    std::function<void(std::exception_ptr)> failed);
+                    std::function<void(std::exception_ptr)> failed, std::function<void()> notice_dead);
   ~SpillableStorages() override;
   SpillableStorages(const SpillableStorages&) = delete;
   SpillableStorages& operator=(const SpillableStorages&) = delete;
@@ -45,7 +47,10 @@ class SpillableStorages final : public HostRoom {
   /// An op that runs, as long as this lives, and what it uses. On the thread that made it, in LIFO order.
   class OpFrame final : public at::ObserverContext {
    public:
-    explicit OpFrame(SpillableStorages& owner) noexcept : owner_(owner), outer_(std::exchange(innermost, this)) {}
+    explicit OpFrame(SpillableStorages& owner) noexcept
+        : owner_(owner),
+          outer_(std::exchange(innermost, this)),
+          outermost_(outer_ != nullptr ? outer_->outermost_ : *this) {}
     ~OpFrame() override;
     OpFrame(const OpFrame&) = delete;
     OpFrame& operator=(const OpFrame&) = delete;
@@ -58,7 +63,8 @@ class SpillableStorages final : public HostRoom {
 
     SpillableStorages& owner_;
     OpFrame* const outer_;
-    std::vector<const c10::StorageImpl*> used_;
+    OpFrame& outermost_;
+    std::vector<const c10::StorageImpl*> used_;  ///< by it and the ops within it, where it is the outermost
   };
 
   /// An op begins with these inputs. If it touches bytes, those that have left come back; what cannot stays closed, and
@@ -98,6 +104,8 @@ class SpillableStorages final : public HostRoom {
   Hold hold(c10::StorageImpl& storage);
   /// The same, with its bytes brought back.
   Hold hold_here(c10::StorageImpl& storage);
+  /// Whether anybody but `count` holders uses the storage.
+  bool is_used_by_more_than(std::uint32_t count, const c10::StorageImpl& storage) const;
   /// The storage's bytes have another place now.
   void forget(const c10::StorageImpl& storage) noexcept;
 
@@ -133,6 +141,11 @@ class SpillableStorages final : public HostRoom {
   static void after_op(const at::RecordFunction& function, at::ObserverContext* context);
 
   void let_go(const c10::StorageImpl& storage) noexcept;
+  /// Ends the uses of this thread's last op.
+  void let_go_of_last_op() noexcept;
+  /// What the host does not hold twice cannot be copied into a chunk.
+  bool can_leave(c10::StorageImpl& storage) const;
+  std::uint64_t largest_that_leaves() const;
   void use(OpFrame& frame, const c10::IValue& value, bool touches_bytes);
   /// The entry of a storage that can leave, or null. What is met for the first time gets one.
   Entry* find(c10::StorageImpl& storage, const Lock&);
@@ -149,6 +162,7 @@ class SpillableStorages final : public HostRoom {
   SessionMemory& memory_;
   const std::shared_ptr<StorageRegistry> registry_;
   const std::function<void(std::exception_ptr)> failed_;
+  const std::function<void()> notice_dead_;
   std::atomic<std::uint64_t> kept_from_blocks_{0};
   std::atomic<std::size_t> reasons_to_look_{0};  ///< entries, and constructions under way
   mutable std::mutex mutex_;

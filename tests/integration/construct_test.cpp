@@ -281,6 +281,111 @@ TEST_F(ConstructTest, threads_construct_beside_each_other) {
   }
 }
 
+TEST_F(ConstructTest, a_refused_tensor_does_not_drive_out_the_others) {
+  session().construct([&] {
+    const Tensors made = numbered_tensors(6);
+    EXPECT_THROW(torch::ones({static_cast<std::int64_t>(mib) / 2}), c10::OutOfMemoryError);
+    const at::Tensor another = torch::ones({elements});
+    EXPECT_EQ(usage().now(Tier::nvme), 0u);
+    return 0;
+  });
+}
+
+TEST_F(ConstructTest, what_the_host_does_not_hold_twice_stays_and_others_leave) {
+  session().construct([] {
+    const at::Tensor large = torch::ones({static_cast<std::int64_t>(600 << 10) / 4});
+    const Tensors others = numbered_tensors();
+    expect_numbered(others);
+    EXPECT_EQ(large.const_data_ptr<float>()[100], 1);  // it could not leave
+    return 0;
+  });
+}
+
+TEST_F(ConstructTest, other_tensors_under_construction_do_not_stand_in_a_models_way) {
+  auto model =
+      session().construct([] { return torch::nn::Linear(torch::nn::LinearOptions(128, 128).bias(false)); });
+  const Tensors others = session().construct([] { return numbered_tensors(); });
+  session().manage(*model);
+  EXPECT_NO_THROW(AdamW(session(), torch::optim::AdamWOptions(1e-3)));
+  expect_numbered(others);
+}
+
+TEST_F(ConstructTest, a_model_has_the_room_of_one_that_died) {
+  config_.nvme.memory = 4 * mib;
+  config_.placement.parameters = config_.placement.gradients = Config::Shares{.device = 0, .host = 0, .nvme = 1};
+  auto first = session().construct([] { return numbered_tensors(45); });
+  const auto second = session().construct([] { return std::make_shared<Model>(); });
+  first.clear();
+  EXPECT_NO_THROW(session().manage(*second));
+}
+
+TEST_F(ConstructTest, what_is_gathered_cannot_come_under_management) {
+  const auto model = session().construct([] { return std::make_shared<Model>(); });
+  {
+    const Gathered view = session().gather({model->layers[2]->weight}, Access::read);
+    EXPECT_THAT([&] { session().manage(*model); },
+                ::testing::ThrowsMessage<LogicError>(AllOf(HasSubstr("layer2.weight"), HasSubstr("gathered"))));
+  }
+  session().manage(*model);
+}
+
+TEST_F(ConstructTest, what_a_session_left_behind_is_refused_by_the_next) {
+  inject({.fault = Fault::io_error, .direction = IoOperation::Direction::read});
+  const Tensors left = session().construct([] { return numbered_tensors(); });
+  faulty_ = true;
+  session_.reset();  // cannot bring them back
+  faulty_ = false;
+  EXPECT_THROW(left[0].sum(), c10::Error);
+  const auto model = session().construct([] { return std::make_shared<Model>(); });
+  session().manage(*model);
+  EXPECT_THROW(left[0].sum(), c10::Error);
+  EXPECT_THROW(session().gather({left[0]}, Access::read), LogicError);
+  model->layers[0]->weight.set_data(left[0].view({128, 128}));
+  EXPECT_THROW(AdamW(session(), torch::optim::AdamWOptions(1e-3)), LogicError);
+}
+
+TEST_F(ConstructTest, a_session_brings_back_what_it_can_when_it_ends) {
+  FaultRule first_read{.fault = Fault::io_error, .direction = IoOperation::Direction::read, .nth = 0};
+  inject(first_read);
+  const Tensors tensors = session().construct([] { return numbered_tensors(); });
+  faulty_ = true;
+  session_.reset();
+  int ordinary = 0;
+  for (const at::Tensor& tensor : tensors) {
+    try {
+      ordinary += tensor.const_data_ptr<float>() != nullptr ? 1 : 0;
+    } catch (const c10::Error&) {
+    }
+  }
+  EXPECT_GE(ordinary, tensors_beyond_host - 1);
+}
+
+TEST_F(ConstructTest, threads_build_and_manage_beside_each_other) {
+  session();
+  std::vector<std::thread> threads;
+  std::array<std::shared_ptr<Model>, 2> models;
+  for (auto& model : models) {
+    threads.emplace_back([&] {
+      model = session().construct([] {
+        auto made = std::make_shared<Model>();
+        const torch::NoGradGuard no_gradients;
+        const Tensors parameters = made->parameters();
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          parameters[i].fill_(static_cast<double>(i));
+        }
+        return made;
+      });
+      session().manage(*model);
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const auto& model : models) {
+    expect_numbered(model->parameters());
+  }
+}
+
 /// Builds a model, trains it, builds another while it is managed, and trains both.
 Tensors two_models(Session* session) {
   torch::manual_seed(11);

@@ -252,6 +252,26 @@ TEST_P(Threads, two_that_train_one_model_do_no_more_harm_than_without_a_session)
   EXPECT_NO_THROW(Session next(config()));
 }
 
+TEST(ThreadsOfOneSession, gradients_of_one_model_from_two_threads_add_up) {
+  Session session(for_two());
+  Pupil pupil(&session, 1);
+  session.manage(*pupil.model);
+  constexpr int rounds = 30;
+  const auto backward = [&] {
+    for (int i = 0; i < rounds; ++i) {
+      at::Tensor loss = at::zeros({});
+      for (const at::Tensor& parameter : pupil.model->parameters()) {
+        loss = loss + parameter.sum();
+      }
+      loss.backward();
+    }
+  };
+  at_once({backward, backward});
+  for (const at::Tensor& parameter : pupil.model->parameters()) {
+    EXPECT_TRUE(parameter.grad().eq(2 * rounds).all().item<bool>());
+  }
+}
+
 TEST(ThreadsOfOneSession, a_view_that_another_thread_holds_makes_step_throw_with_the_parameters_name) {
   Session session(for_two());
   Pupil pupil(&session, 1);
