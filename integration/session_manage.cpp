@@ -195,7 +195,8 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
   // One chunk at a time: what the model held before is freed as its bytes move in.
   const std::vector<Tier> homes = choose_homes_for(parameter_chunks, config_.placement.parameters, to_be_freed);
   for (std::uint32_t set = first_set; set < end_set; ++set) {
-    make_way_on_host(bytes_of(parameter_chunks[set - first_set]), largest_tensor);
+    const SpillableStorages::Room room(spillable_,
+                                       room_to_move_in(bytes_of(parameter_chunks[set - first_set]), largest_tensor));
     chunk_sets_.emplace_back().parameter = add_chunk(parameter_chunks[set - first_set], homes[set - first_set]);
     fill_chunk(set, members[set - first_set]);
     gradients_->notice_dead_storages();  // what was spilled gives up its room
@@ -214,9 +215,9 @@ void SessionState::fill_chunk(std::uint32_t set, std::span<ManagedParameter*> me
   }
 }
 
-void SessionState::make_way_on_host(std::uint64_t chunk_bytes, std::uint64_t largest_tensor) {
+std::uint64_t SessionState::room_to_move_in(std::uint64_t chunk_bytes, std::uint64_t largest_tensor) const {
   const auto room = [&](std::uint64_t bytes) { return memory_.stream().room_bytes(bytes)[index_of(Tier::host)]; };
-  spillable_.leave_free(room(chunk_bytes) + room(largest_tensor));
+  return room(chunk_bytes) + room(largest_tensor);
 }
 
 void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {

@@ -143,8 +143,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void refill(ManagedParameter& parameter);
   /// The parameters are of another type or size now, or have gradients, and get other runs.
   void manage_anew(std::span<ManagedParameter*> parameters);
-  /// Room on the host for a chunk, and for the largest tensor that comes back beside it.
-  void make_way_on_host(std::uint64_t chunk_bytes, std::uint64_t largest_tensor);
+  /// Bytes on the host of a chunk, and of the largest tensor that moves into it.
+  std::uint64_t room_to_move_in(std::uint64_t chunk_bytes, std::uint64_t largest_tensor) const;
   /// Copies the tensor's bytes to the parameter's run, of whose chunk alone `pin` holds the host's copy, and attaches
   /// its storage to it.
   void attach_run(ManagedParameter& parameter, const Pin& pin);

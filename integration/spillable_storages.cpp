@@ -248,22 +248,36 @@ void SpillableStorages::forget_dead(const Lock&) {
 
 class SpillableStorages::Turn {
  public:
-  explicit Turn(SpillableStorages& owner) : owner_(owner) {
-    Lock lock(owner_.mutex_);
-    owner_.moved_.wait(lock, [&] { return !owner_.is_moving_; });
-    owner_.is_moving_ = true;
-  }
-  ~Turn() {
-    const Lock lock(owner_.mutex_);
-    owner_.is_moving_ = false;
-    owner_.moved_.notify_all();
-  }
+  explicit Turn(SpillableStorages& owner) : owner_(owner) { owner_.begin_turn(); }
+  ~Turn() { owner_.end_turn(); }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
  private:
   SpillableStorages& owner_;
 };
+
+void SpillableStorages::begin_turn() {
+  Lock lock(mutex_);
+  moved_.wait(lock, [&] { return !is_moving_; });
+  is_moving_ = true;
+}
+
+void SpillableStorages::end_turn() noexcept {
+  const Lock lock(mutex_);
+  is_moving_ = false;
+  moved_.notify_all();
+}
+
+SpillableStorages::Room::Room(SpillableStorages& owner, std::uint64_t bytes) : owner_(owner), bytes_(bytes) {
+  owner_.promise(bytes_, 0);
+  owner_.begin_turn();
+}
+
+SpillableStorages::Room::~Room() {
+  owner_.end_turn();
+  owner_.after_block(bytes_);
+}
 
 void SpillableStorages::wait_until_still(const Entry& entry, Lock& lock) {
   moved_.wait(lock, [&] { return entry.place == Place::here || entry.place == Place::away; });
@@ -274,104 +288,114 @@ void SpillableStorages::bring_back(c10::StorageImpl& storage, Entry& entry, Lock
   if (entry.place == Place::here) {
     return;
   }
-  entry.place = Place::coming;
-  const std::shared_ptr<ManagedStorage> run = entry.run;
   lock.unlock();
   try {
-    const std::uint64_t bytes = storage.nbytes();
-    c10::DataPtr block = allocate_from(memory_.host_source(), bytes, Kind::other);
-    {
-      const Turn turn(*this);
-      const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
-      const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
-      auto* const destination = static_cast<std::byte*>(block.mutable_get());
-      copy_pieces(pin, bytes, [&](const std::byte* piece, std::uint64_t at, std::uint64_t length) {
-        std::memcpy(destination + at, piece, length);
-      });
-    }
-    {
-      const std::scoped_lock registry_lock(registry_->mutex);
-      run->detach(std::move(block));
-    }
-    memory_.stream().remove_chunk(run->chunk());
+    bring_back(storage, entry);
   } catch (...) {
     lock.lock();
-    entry.place = Place::away;
-    moved_.notify_all();
     throw;
   }
   lock.lock();
-  entry.place = Place::here;
-  entry.run.reset();
+}
+
+void SpillableStorages::bring_back(c10::StorageImpl& storage, Entry& entry) {
+  const std::uint64_t bytes = storage.nbytes();
+  c10::DataPtr block = allocate_from(memory_.host_source(), bytes, Kind::other);  // others may leave for it
+  const Turn turn(*this);
+  std::shared_ptr<ManagedStorage> run;
+  {
+    const Lock lock(mutex_);
+    if (entry.place == Place::here) {
+      return;  // another thread was first
+    }
+    entry.place = Place::coming;
+    run = entry.run;
+  }
+  try {
+    const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
+    const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+    auto* const destination = static_cast<std::byte*>(block.mutable_get());
+    copy_pieces(pin, bytes, [&](const std::byte* piece, std::uint64_t at, std::uint64_t length) {
+      std::memcpy(destination + at, piece, length);
+    });
+  } catch (...) {
+    settle(entry, Place::away, std::move(run));
+    throw;
+  }
+  {
+    const std::scoped_lock registry_lock(registry_->mutex);
+    run->detach(std::move(block));
+  }
+  settle(entry, Place::here, nullptr);
+  memory_.stream().remove_chunk(run->chunk());
+}
+
+void SpillableStorages::settle(Entry& entry, Place place, std::shared_ptr<ManagedStorage> run) noexcept {
+  const Lock lock(mutex_);
+  entry.place = place;
+  entry.run = std::move(run);
   moved_.notify_all();
 }
 
 bool SpillableStorages::spill_one() {
+  notice_dead_();
+  const Turn turn(*this);
   c10::intrusive_ptr<c10::StorageImpl> storage;  // before the lock: what dies with it does so under none
-  Lock lock(mutex_);
   Entry* entry = nullptr;
-  while (!storage) {
-    entry = nullptr;
-    for (auto& [address, candidate] : entries_) {
-      if (candidate.place == Place::here && candidate.uses == 0 &&
-          (entry == nullptr || candidate.last_use < entry->last_use) && !candidate.storage.expired()) {
-        entry = &candidate;
-      }
-    }
+  {
+    const Lock lock(mutex_);
+    entry = longest_unused(storage, lock);
     if (entry == nullptr) {
       return false;
     }
-    storage = entry->storage.lock();
-    if (storage && !can_leave(*storage)) {  // it was resized, or what is kept for chunks has grown
-      reasons_to_look_ -= entries_.erase(storage.get());
-      storage.reset();
-    }
+    entry->place = Place::leaving;
   }
-  spill(*storage, *entry, lock);
-  return true;
-}
-
-void SpillableStorages::spill(c10::StorageImpl& storage, Entry& entry, Lock& lock) {
-  entry.place = Place::leaving;
-  lock.unlock();
-  const std::uint64_t bytes = storage.nbytes();
   std::optional<ChunkId> chunk;
-  std::shared_ptr<ManagedStorage> run;
   try {
-    notice_dead_();
-    const Turn turn(*this);
+    const std::uint64_t bytes = storage->nbytes();
     chunk = memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
+    entry->nvme_bytes = memory_.stream().room_bytes(bytes)[index_of(Tier::nvme)];
     const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
     const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
-    const auto* const source = static_cast<const std::byte*>(storage.data());
+    const auto* const source = static_cast<const std::byte*>(storage->data());
     copy_pieces(pin, bytes, [&](std::byte* piece, std::uint64_t at, std::uint64_t length) {
       std::memcpy(piece, source + at, length);
     });
-    run = ManagedStorage::attach_spilled(storage, *chunk, registry_);
+    settle(*entry, Place::away, ManagedStorage::attach_spilled(*storage, *chunk, registry_));
   } catch (...) {
-    lock.lock();
-    entry.place = Place::here;
-    moved_.notify_all();
+    settle(*entry, Place::here, nullptr);
     if (chunk) {
       memory_.stream().remove_chunk(*chunk);
     }
     throw;
   }
-  lock.lock();
-  entry.place = Place::away;
-  entry.run = std::move(run);
-  entry.nvme_bytes = memory_.stream().room_bytes(bytes)[index_of(Tier::nvme)];
-  moved_.notify_all();
+  return true;
 }
 
-void SpillableStorages::leave_free(std::uint64_t bytes) {
-  const auto is_free = [&] {
-    const Lock lock(mutex_);
-    return leaves_free(bytes, lock);
-  };
-  while (!is_free() && spill_one()) {
+SpillableStorages::Entry* SpillableStorages::longest_unused(c10::intrusive_ptr<c10::StorageImpl>& storage,
+                                                            const Lock&) {
+  for (;;) {
+    Entry* longest = nullptr;
+    for (auto& [address, entry] : entries_) {
+      if (entry.place == Place::here && entry.uses == 0 && !entry.storage.expired() &&
+          (longest == nullptr || entry.last_use < longest->last_use)) {
+        longest = &entry;
+      }
+    }
+    if (longest == nullptr) {
+      return nullptr;
+    }
+    storage = longest->storage.lock();
+    if (storage && can_leave(*storage)) {
+      return longest;
+    }
+    if (storage) {  // it was resized, or more is kept for chunks now
+      reasons_to_look_ -= entries_.erase(storage.get());
+    }
   }
 }
+
+void SpillableStorages::leave_free(std::uint64_t bytes) { promise(0, bytes); }
 
 bool SpillableStorages::leaves_free(std::uint64_t bytes, const Lock&) const {
   const Budget& host = memory_.budget(Tier::host);
@@ -385,20 +409,24 @@ void SpillableStorages::before_block(std::uint64_t bytes) {
   // What an op uses that nobody sees is not known; and for what cannot fit nothing need leave.
   const bool may_make_room =
       at::isRecordFunctionEnabled() && bytes + kept_from_blocks_ <= memory_.budget(Tier::host).capacity();
-  for (;;) {
-    {
-      const Lock lock(mutex_);
-      if (may_make_room) {
-        largest_block_ = std::min(std::max(largest_block_, bytes), largest_that_leaves());
-      }
-      // What leaves is copied into a chunk first: room for the largest is kept for that.
-      if (!may_make_room || leaves_free(bytes + largest_block_ + memory_.stream().granule_bytes(), lock)) {
-        promised_ += bytes;
-        return;
-      }
-    }
-    if (!spill_one()) {
-      const Lock lock(mutex_);
+  if (!may_make_room) {
+    const Lock lock(mutex_);
+    promised_ += bytes;
+    return;
+  }
+  std::uint64_t largest = 0;
+  {
+    const Lock lock(mutex_);
+    largest = largest_block_ = std::min(std::max(largest_block_, bytes), largest_that_leaves());
+  }
+  // What leaves is copied into a chunk first: room for the largest is kept for that.
+  promise(bytes, largest + memory_.stream().granule_bytes());
+}
+
+void SpillableStorages::promise(std::uint64_t bytes, std::uint64_t spare) {
+  for (bool can_leave = true;; can_leave = spill_one()) {
+    const Lock lock(mutex_);
+    if (!can_leave || leaves_free(bytes + spare, lock)) {
       promised_ += bytes;
       return;
     }

@@ -109,6 +109,20 @@ class SpillableStorages final : public HostRoom {
   /// The storage's bytes have another place now.
   void forget(const c10::StorageImpl& storage) noexcept;
 
+  /// Room on the host for chunks that tensors move into: storages leave for it, as far as they can. While it lives
+  /// nothing else moves, and its thread makes no tensors.
+  class Room {
+   public:
+    Room(SpillableStorages& owner, std::uint64_t bytes);
+    ~Room();
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+
+   private:
+    SpillableStorages& owner_;
+    const std::uint64_t bytes_;
+  };
+
   /// What has left and is still needed.
   std::vector<std::shared_ptr<ManagedStorage>> away() const;
   /// Room on NVMe that it takes.
@@ -152,10 +166,16 @@ class SpillableStorages final : public HostRoom {
   void wait_until_still(const Entry& entry, Lock& lock);
   /// Bytes move one storage at a time, so that there is room beside the blocks for what moves.
   class Turn;
+  void begin_turn();
+  void end_turn() noexcept;
+  /// Makes room for that many bytes and `spare` more, as far as storages can leave, and promises the bytes.
+  void promise(std::uint64_t bytes, std::uint64_t spare);
   void bring_back(c10::StorageImpl& storage, Entry& entry, Lock& lock);
-  /// False if there is none that could leave.
+  void bring_back(c10::StorageImpl& storage, Entry& entry);
+  /// The one that was used longest ago leaves. False if there is none that could.
   bool spill_one();
-  void spill(c10::StorageImpl& storage, Entry& entry, Lock& lock);
+  Entry* longest_unused(c10::intrusive_ptr<c10::StorageImpl>& storage, const Lock&);
+  void settle(Entry& entry, Place place, std::shared_ptr<ManagedStorage> run) noexcept;
   void forget_dead(const Lock&);
   bool leaves_free(std::uint64_t bytes, const Lock&) const;
 

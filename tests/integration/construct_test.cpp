@@ -302,8 +302,7 @@ TEST_F(ConstructTest, what_the_host_does_not_hold_twice_stays_and_others_leave) 
 }
 
 TEST_F(ConstructTest, other_tensors_under_construction_do_not_stand_in_a_models_way) {
-  auto model =
-      session().construct([] { return torch::nn::Linear(torch::nn::LinearOptions(128, 128).bias(false)); });
+  auto model = session().construct([] { return torch::nn::Linear(torch::nn::LinearOptions(128, 128).bias(false)); });
   const Tensors others = session().construct([] { return numbered_tensors(); });
   session().manage(*model);
   EXPECT_NO_THROW(AdamW(session(), torch::optim::AdamWOptions(1e-3)));
@@ -361,6 +360,7 @@ TEST_F(ConstructTest, a_session_brings_back_what_it_can_when_it_ends) {
 }
 
 TEST_F(ConstructTest, threads_build_and_manage_beside_each_other) {
+  config_.placement.parameters = config_.placement.gradients = Config::Shares{.device = 0, .host = 0, .nvme = 1};
   session();
   std::vector<std::thread> threads;
   std::array<std::shared_ptr<Model>, 2> models;
