@@ -333,8 +333,9 @@ TEST_F(CheckpointSession, parameters_of_one_chunk_have_their_own_counts_of_updat
   };
   expect_goes_on(folder, nvme, meddling(nothing, without_a_gradient, nothing));
   for (const CheckpointRecord& record : manifest_in(folder).records) {
-    if (record.name == "down.weight" && record.kind == CheckpointRecord::Kind::parameter) EXPECT_EQ(record.updates, 2);
-    if (record.name == "down.bias" && record.kind == CheckpointRecord::Kind::parameter) EXPECT_EQ(record.updates, 3);
+    if (record.kind == CheckpointRecord::Kind::parameter && record.name.starts_with("down.")) {
+      EXPECT_EQ(record.updates, record.name == "down.weight" ? 2 : 3);
+    }
   }
 }
 
