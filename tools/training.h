@@ -66,6 +66,8 @@ class Training {
  private:
   void build();
   double accumulate_gradients();
+  /// Counts what was moved and waited for since `before` for no step.
+  void leave_out_of_steps(const MemoryUsage& before);
   std::uint8_t next_byte(const std::string& text, std::mt19937_64& generator);
   /// Ops throw LibTorch's errors; why they failed is with the session.
   template <class Function>
@@ -89,7 +91,7 @@ class Training {
   std::mt19937_64 generator_;  // of what is drawn from the dataset
   std::int64_t steps_done_ = 0;
   double last_loss_ = 0;
-  MemoryUsage usage_;  // at the end of the last step, or of what was saved or resumed after it
+  MemoryUsage usage_;  // at the end of the last step, with what was left out of the next
 };
 
 }  // namespace terrace

@@ -102,7 +102,19 @@ struct Position {
 
 }  // namespace
 
+void Training::leave_out_of_steps(const MemoryUsage& before) {
+  const MemoryUsage now = usage();
+  usage_.stall_seconds += now.stall_seconds - before.stall_seconds;
+  for (std::size_t link = 0; link < now.bytes_moved.size(); ++link) {
+    for (std::size_t kind = 0; kind < now.bytes_moved[link].size(); ++kind) {
+      usage_.bytes_moved[link][kind] += now.bytes_moved[link][kind] - before.bytes_moved[link][kind];
+    }
+  }
+}
+
 void Training::save(const CheckpointLock& lock) {
+  finish();  // the last step's update, which is a step's all the same
+  const MemoryUsage before = usage();
   typed([&] {
     CheckpointNotes notes = settings_of(config_.train);
     notes[kStep] = text_of(steps_done_);
@@ -112,10 +124,11 @@ void Training::save(const CheckpointLock& lock) {
     notes[kDataDigest] = to_hex(dataset_.digest());
     session_->save(lock, notes);
   });
-  usage_ = usage();
+  leave_out_of_steps(before);
 }
 
 void Training::resume(const std::filesystem::path& folder) {
+  const MemoryUsage before = usage();
   typed([&] {
     // What is refused is refused before the session changes. What counts is what it loads: a run that saves there may
     // have replaced the one looked at.
@@ -133,7 +146,7 @@ void Training::resume(const std::filesystem::path& folder) {
     generator_ = position.generator;
     steps_done_ = position.step;
   });
-  usage_ = usage();
+  leave_out_of_steps(before);
 }
 
 }  // namespace terrace
