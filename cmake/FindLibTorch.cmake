@@ -1,6 +1,7 @@
 # Finds LibTorch: terrace::libtorch.
 #
-# Looks in CMAKE_PREFIX_PATH (the folder `torch` of a wheel, or an unpacked LibTorch), then in LibTorch_FALLBACK.
+# Looks in CMAKE_PREFIX_PATH (the folder `torch` of a wheel, or an unpacked LibTorch), then in LibTorch_FALLBACK. Where
+# there is none, LibTorch_ADVICE says what else than setting that path gives one.
 # Only c10 and torch_cpu are linked. This is not find_package(Torch): with a LibTorch that was built for CUDA that one
 # demands the CUDA toolkit, which nothing here needs.
 
@@ -28,8 +29,8 @@ find_package_handle_standard_args(
   VERSION_VAR LibTorch_VERSION
   HANDLE_VERSION_RANGE
   REASON_FAILURE_MESSAGE
-    "Run tools/setup, which puts LibTorch 2.11 into .deps, or set CMAKE_PREFIX_PATH to a LibTorch 2.11 of your own\
- (a wheel's folder `torch`). Then configure again with --fresh.")
+    "${LibTorch_ADVICE}Set CMAKE_PREFIX_PATH to a LibTorch 2.11 of your own (a wheel's folder `torch`). Then configure\
+ again with --fresh.")
 
 if(LibTorch_FOUND AND NOT TARGET terrace::libtorch)
   add_library(terrace::c10 SHARED IMPORTED)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "offload/errno_text.h"
 
 namespace terrace {
@@ -24,12 +25,28 @@ std::string hint_for(int error_number) {
     case EROFS:
       return "choose a folder that can be read and written";
     case ENOTDIR:
-    case EEXIST:
       return "choose a folder: there is a file in its place, or in that of one it lies in";
+    case EEXIST:
+      return "move what is there out of the way, or choose another folder";
+    case EISDIR:
+      return "there is a folder in the place of a file: move it out of the way, or choose another folder";
+    case ENOENT:
+      return "the folder has been removed meanwhile: leave it where it is while something is saved or loaded";
+    case ELOOP:
+    case ENAMETOOLONG:
+      return "choose a folder of another name";
+    case EFBIG:
+      return "choose a folder on a file system that takes larger files, and raise the limit on their size (ulimit -f)";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit on open files (ulimit -n)";
+    case ENOLCK:
+    case EOPNOTSUPP:
+      return "choose a folder on a file system that has locks, such as a local one";
     case EIO:
       return "the drive may be failing: see the kernel log (dmesg), or choose a folder on another drive";
     default:
-      return "";
+      return "choose another folder, or one on another drive";
   }
 }
 
@@ -45,6 +62,12 @@ CheckpointFile open_file(const std::filesystem::path& path, int flags, const cha
   const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   if (descriptor < 0) fail(attempt + path.string(), errno);
   return {descriptor, path};
+}
+
+struct stat status_of(const CheckpointFile& file) {
+  struct stat status = {};
+  if (::fstat(file.descriptor(), &status) != 0) fail("asking what " + file.path().string() + " is", errno);
+  return status;
 }
 
 class SystemFiles final : public CheckpointFiles {
@@ -85,16 +108,28 @@ class SystemFiles final : public CheckpointFiles {
   }
 
   std::optional<CheckpointFile> open(const std::filesystem::path& path) override {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor >= 0) return CheckpointFile(descriptor, path);
-    if (errno != ENOENT) fail("opening " + path.string(), errno);
-    return std::nullopt;
+    // Where it is a pipe, opening it would wait for who writes to it.
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) {
+      if (errno != ENOENT) fail("opening " + path.string(), errno);
+      return std::nullopt;
+    }
+    CheckpointFile file(descriptor, path);
+    if (!S_ISREG(status_of(file).st_mode)) {
+      throw IoError("checkpoint: " + path.string() + " is no regular file",
+                    "move it out of the way, or choose another folder");
+    }
+    return file;
   }
 
   std::uint64_t size(const CheckpointFile& file) override {
-    struct stat status = {};
-    if (::fstat(file.descriptor(), &status) != 0) fail("asking for the size of " + file.path().string(), errno);
-    return static_cast<std::uint64_t>(status.st_size);
+    return static_cast<std::uint64_t>(status_of(file).st_size);
+  }
+
+  void resize(const CheckpointFile& file, std::uint64_t bytes) override {
+    if (::ftruncate(file.descriptor(), static_cast<off_t>(bytes)) != 0) {
+      fail("setting the size of " + file.path().string() + " to " + std::to_string(bytes) + " B", errno);
+    }
   }
 
   void write(const CheckpointFile& file, std::uint64_t offset, std::span<const std::byte> bytes) override {
@@ -127,7 +162,12 @@ class SystemFiles final : public CheckpointFiles {
   }
 
   void sync_folder(const std::filesystem::path& folder) override {
-    sync(open_file(folder, O_RDONLY | O_DIRECTORY, "opening "));
+    const CheckpointFile opened = open_file(folder, O_RDONLY | O_DIRECTORY, "opening ");
+    if (::fsync(opened.descriptor()) == 0) return;
+    if (errno != EINVAL && errno != ENOTSUP) fail("sync of " + folder.string(), errno);
+    log_once("checkpoint: folder sync", LogLevel::warning,
+             "checkpoint: the file system of " + folder.string() +
+                 " syncs no folders: what is saved there may be lost should the machine fail");
   }
 
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {

@@ -52,15 +52,18 @@ class CheckpointFiles {
   virtual std::optional<CheckpointFile> lock(const std::filesystem::path& path) = 0;
   /// Opens a new file for writing.
   virtual CheckpointFile create(const std::filesystem::path& path) = 0;
-  /// Opens a file for reading; nothing if there is none.
+  /// Opens a file for reading; nothing if there is none. What is no file, such as a pipe, is refused and not waited
+  /// for.
   virtual std::optional<CheckpointFile> open(const std::filesystem::path& path) = 0;
   virtual std::uint64_t size(const CheckpointFile& file) = 0;
   virtual void write(const CheckpointFile& file, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  /// The file ends at `bytes`; what was not written up to there reads as zeros.
+  virtual void resize(const CheckpointFile& file, std::uint64_t bytes) = 0;
   /// Fewer bytes than asked for are read only where the file ends.
   virtual std::size_t read(const CheckpointFile& file, std::uint64_t offset, std::span<std::byte> bytes) = 0;
   /// Returns when what was written lasts.
   virtual void sync(const CheckpointFile& file) = 0;
-  /// Returns when the names in the folder last.
+  /// Returns when the names in the folder last, or logs once that its file system does not say.
   virtual void sync_folder(const std::filesystem::path& folder) = 0;
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   virtual void remove(const std::filesystem::path& path) = 0;

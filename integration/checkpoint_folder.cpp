@@ -7,6 +7,13 @@
 
 namespace terrace {
 
+CheckpointFolder::CheckpointFolder(CheckpointFiles& files, std::filesystem::path path)
+    : files_(files), path_(std::move(path)) {
+  if (path_.empty()) {
+    throw ConfigError("checkpoint: the name of its folder is empty", "name a folder, and check variables in the name");
+  }
+}
+
 std::vector<std::string> CheckpointFolder::names() const {
   return files_.list(path_).value_or(std::vector<std::string>());
 }
@@ -14,7 +21,13 @@ std::vector<std::string> CheckpointFolder::names() const {
 std::optional<std::string> CheckpointFolder::manifest_text() const {
   const std::optional<CheckpointFile> file = files_.open(manifest_path());
   if (!file) return std::nullopt;
-  std::string text(files_.size(*file), '\0');
+  const std::uint64_t bytes = files_.size(*file);
+  if (bytes > checkpoint_manifest_most_bytes) {
+    throw CorruptData("checkpoint: " + manifest_path().string() + " is corrupt: it has " + std::to_string(bytes) +
+                          " B, more than any manifest",
+                      "load another checkpoint, or restore the folder from a copy");
+  }
+  std::string text(bytes, '\0');
   text.resize(files_.read(*file, 0, std::as_writable_bytes(std::span(text))));
   if (!looks_like_a_manifest(text)) {
     // Nothing of it may be left; then its data tell whose it was.
@@ -33,38 +46,49 @@ std::optional<CheckpointManifest> CheckpointFolder::manifest() const {
 }
 
 void CheckpointFolder::require_own() const {
+  try {
+    if (manifest_text()) return;
+  } catch (const CorruptData&) {
+    return;  // a checkpoint that cannot be loaded may be replaced
+  }
   for (const std::string& name : names()) {
-    const bool is_own = is_data_file_name(name) || name == lock_path().filename() ||
-                        name == manifest_path().filename() || name == next_manifest_path().filename();
+    const bool is_own =
+        is_data_file_name(name) || name == lock_path().filename() || name == next_manifest_path().filename();
     if (!is_own) {
       throw ConfigError("checkpoint: " + path_.string() + " holds '" + name + "', which is no part of a checkpoint",
                         "choose an empty folder, or one that does not exist yet");
     }
-  }
-  try {
-    manifest();
-  } catch (const CorruptData&) {
-    // A checkpoint that cannot be loaded may be replaced.
   }
 }
 
 void CheckpointFolder::remove_leftovers() const {
   files_.sync_folder(path_);  // a manifest that did not last would name what is removed
   std::optional<CheckpointManifest> kept;
-  bool is_known = true;
   try {
     kept = manifest();
   } catch (const CorruptData&) {
-    is_known = false;
+    remove(next_manifest_path().filename());
+    return;
   }
-  for (const std::string& name : names()) {
-    const bool is_unnamed = is_data_file_name(name) && is_known && !(kept && kept->data_file == name);
-    if (!is_unnamed && name != next_manifest_path().filename()) continue;
-    try {
-      files_.remove(path_ / name);
-    } catch (const IoError& error) {
-      log(LogLevel::warning, error.what());
+  remove_all_but(kept ? kept->data_file : "");
+}
+
+void CheckpointFolder::remove_all_but(std::string_view data_file) const noexcept {
+  try {
+    for (const std::string& name : names()) {
+      const bool is_left = is_data_file_name(name) ? name != data_file : name == next_manifest_path().filename();
+      if (is_left) remove(name);
     }
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, error.what());
+  }
+}
+
+void CheckpointFolder::remove(const std::string& name) const {
+  try {
+    files_.remove(path_ / name);
+  } catch (const IoError& error) {
+    log(LogLevel::warning, error.what());
   }
 }
 

@@ -178,6 +178,15 @@ CheckpointManifest manifest_of(const Json& json) {
   return manifest;
 }
 
+std::string dumped(const Json& json) {
+  try {
+    return json.dump(1);
+  } catch (const Json::type_error& error) {
+    throw ConfigError(std::string("checkpoint: a name or a note is not UTF-8 text: ") + error.what(),
+                      "encode what is not text, for example in hexadecimal");
+  }
+}
+
 /// Of all after the first line.
 void require_checksum(const std::string& text) {
   const std::size_t head = first_words.size() + hex_digits + after_checksum.size();
@@ -205,6 +214,19 @@ std::optional<std::uint64_t> checkpoint_dtype_bytes(std::string_view dtype) noex
   return std::nullopt;
 }
 
+void require_notes(const CheckpointNotes& notes) {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, text] : notes) {
+    bytes += name.size() + text.size();
+  }
+  if (bytes > checkpoint_notes_most_bytes) {
+    throw ConfigError("checkpoint: its notes have " + std::to_string(bytes) + " B, and may have " +
+                          std::to_string(checkpoint_notes_most_bytes),
+                      "keep large data in a file of your own, and its name in a note");
+  }
+  dumped(notes);
+}
+
 std::string to_text(const CheckpointManifest& manifest) {
   Json json;
   json["format"] = format_name;
@@ -214,14 +236,8 @@ std::string to_text(const CheckpointManifest& manifest) {
   json["notes"] = manifest.notes;
   json["records"] = Json::array();
   for (const CheckpointRecord& record : manifest.records) json["records"].push_back(to_json(record));
-  std::string body;
-  try {
-    body = json.dump(1);
-    body.erase(0, 2);  // the brace, which comes before the checksum, and the end of its line
-  } catch (const Json::type_error& error) {
-    throw ConfigError(std::string("checkpoint: a name or a note is not UTF-8 text: ") + error.what(),
-                      "encode what is not text, for example in hexadecimal");
-  }
+  std::string body = dumped(json);
+  body.erase(0, 2);  // the brace, which comes before the checksum, and the end of its line
   std::string text(first_words);
   text.append(to_hex(checksum_of(body))).append(after_checksum).append(body);
   return text;

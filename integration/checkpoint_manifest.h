@@ -42,6 +42,10 @@ struct CheckpointManifest {
 
 inline constexpr std::uint64_t checkpoint_alignment = 4096;
 inline constexpr int checkpoint_version = 1;
+/// Of a manifest's text: a file that is larger is none, and need not be read to know it. Several million records.
+inline constexpr std::uint64_t checkpoint_manifest_most_bytes = std::uint64_t{1} << 30;
+/// Of all notes together: in a manifest, where a byte may take six, they leave room for the records.
+inline constexpr std::uint64_t checkpoint_notes_most_bytes = std::uint64_t{64} << 20;
 
 std::string_view name_of(CheckpointRecord::Kind kind) noexcept;
 /// As a message names it: "momentum of 'layer1.weight'".
@@ -49,6 +53,9 @@ std::string describe(const CheckpointRecord& record);
 
 /// Bytes of an element of a type such as "float32"; nothing if there is no such type.
 std::optional<std::uint64_t> checkpoint_dtype_bytes(std::string_view dtype) noexcept;
+
+/// Throws ConfigError if a note is not UTF-8, or there are more than `checkpoint_notes_most_bytes`.
+void require_notes(const CheckpointNotes& notes);
 
 /// Throws ConfigError if a name or a note is not UTF-8.
 std::string to_text(const CheckpointManifest& manifest);

@@ -45,6 +45,11 @@ void CheckpointReader::read(const CheckpointRecord& record, const Place& place) 
   CheckpointChecksum checksum;
   for (std::uint64_t done = 0; done < record.bytes;) {
     std::span<std::byte> piece = place(done);
+    if (piece.empty()) {
+      throw LogicError(
+          "checkpoint: there is no place for the bytes from " + std::to_string(done) + " of the " + describe(record),
+          "give one for each byte of the record");
+    }
     piece = piece.first(static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), record.bytes - done)));
     if (folder_.files().read(data_, record.offset + done, piece) < piece.size()) {
       throw corrupt(data_.path(), " is truncated: it ends within the " + describe(record));

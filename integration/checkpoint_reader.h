@@ -23,7 +23,7 @@ class CheckpointReader {
   /// Where the bytes from `offset` of a record go: as many as follow each other there, one at least.
   using Place = std::function<std::span<std::byte>(std::uint64_t offset)>;
   /// Reads the record piece by piece. Throws CorruptData, naming it, where its bytes are not those that were saved: all
-  /// of them have been handed over by then; IoError.
+  /// of them have been handed over by then; IoError; LogicError if there is no place for its bytes.
   void read(const CheckpointRecord& record, const Place& place) const;
   /// Reads the record to check it.
   void verify(const CheckpointRecord& record) const;

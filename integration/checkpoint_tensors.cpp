@@ -1,6 +1,7 @@
 #include "integration/checkpoint_tensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -66,6 +67,18 @@ CheckpointRecord record_of(const std::string& name, RecordKind kind, const at::T
   return record;
 }
 
+/// Where in memory, in bytes from the first element, the element is that lies at `offset` in the order of the shape.
+std::int64_t position_of(const at::Tensor& buffer, std::uint64_t offset) {
+  const auto element_bytes = static_cast<std::int64_t>(buffer.element_size());
+  std::int64_t index = static_cast<std::int64_t>(offset) / element_bytes;
+  std::int64_t position = 0;
+  for (std::int64_t dimension = buffer.dim() - 1; dimension >= 0; --dimension) {
+    position += index % buffer.size(dimension) * buffer.stride(dimension);
+    index /= buffer.size(dimension);
+  }
+  return position * element_bytes;
+}
+
 }  // namespace
 
 CheckpointRecord record_of(const ManagedParameter& parameter, RecordKind kind) {
@@ -114,18 +127,20 @@ std::span<std::byte> run_at(const Pin& pin, const ManagedParameter& parameter, c
   return piece.first(std::min<std::uint64_t>(piece.size(), run_bytes - offset));
 }
 
-std::span<std::byte> run_at(std::byte* data, const at::Tensor& buffer, std::uint64_t offset) {
-  if (buffer.is_contiguous()) {
-    return {data + offset, buffer.nbytes() - offset};
+void copy_out(const at::Tensor& buffer, std::uint64_t offset, std::span<std::byte> elements) {
+  const auto* const data = static_cast<const std::byte*>(buffer.const_data_ptr());
+  const std::size_t element_bytes = buffer.element_size();
+  for (std::size_t done = 0; done < elements.size(); done += element_bytes) {
+    std::memcpy(elements.data() + done, data + position_of(buffer, offset + done), element_bytes);
   }
-  const auto element_bytes = static_cast<std::int64_t>(buffer.element_size());
-  std::int64_t index = static_cast<std::int64_t>(offset) / element_bytes;
-  std::int64_t position = 0;
-  for (std::int64_t dimension = buffer.dim() - 1; dimension >= 0; --dimension) {
-    position += index % buffer.size(dimension) * buffer.stride(dimension);
-    index /= buffer.size(dimension);
+}
+
+void copy_in(const at::Tensor& buffer, std::uint64_t offset, std::span<const std::byte> elements) {
+  auto* const data = static_cast<std::byte*>(buffer.mutable_data_ptr());
+  const std::size_t element_bytes = buffer.element_size();
+  for (std::size_t done = 0; done < elements.size(); done += element_bytes) {
+    std::memcpy(data + position_of(buffer, offset + done), elements.data() + done, element_bytes);
   }
-  return {data + position * element_bytes, static_cast<std::size_t>(element_bytes)};
 }
 
 at::Tensor default_generator_state() {

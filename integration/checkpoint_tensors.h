@@ -1,6 +1,7 @@
 /// How a session's tensors are described in a checkpoint, and where their bytes are.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -33,9 +34,13 @@ std::optional<ChunkId> chunk_of(const ChunkSet& set, CheckpointRecord::Kind kind
 /// The bytes from `offset` of a run, as many as follow each other on the host, where `pin` holds the chunk alone.
 std::span<std::byte> run_at(const Pin& pin, const ManagedParameter& parameter, const CheckpointRecord& record,
                             std::uint64_t offset);
-/// The bytes from `offset` of a buffer's elements in the order of its shape, as many as follow each other. `data` is
-/// where its first element is.
-std::span<std::byte> run_at(std::byte* data, const at::Tensor& buffer, std::uint64_t offset);
+
+/// Room for elements of a buffer that do not follow each other: on the stack, as a session may have none to spare on
+/// the host, and a whole number of elements of any type.
+using ElementsPiece = std::array<std::byte, 16 * 1024>;
+/// Copies the bytes from `offset` of a buffer's elements, in the order of its shape. Both are whole elements.
+void copy_out(const at::Tensor& buffer, std::uint64_t offset, std::span<std::byte> elements);
+void copy_in(const at::Tensor& buffer, std::uint64_t offset, std::span<const std::byte> elements);
 
 /// The state of LibTorch's default generator, in its own format.
 at::Tensor default_generator_state();

@@ -16,26 +16,21 @@ std::string new_data_file_name() {
   return "data." + to_hex(high << 32U | random());
 }
 
-CheckpointFile lock_for_saving(const CheckpointFolder& folder) {
-  folder.require_own();  // before anything is made in it
-  folder.files().make_folder(folder.path());
-  std::optional<CheckpointFile> lock = folder.files().lock(folder.lock_path());
-  if (!lock) {
-    throw ConfigError("checkpoint: another process is saving to " + folder.path().string(),
-                      "give each run a folder of its own");
-  }
-  folder.require_own();  // now that nobody else changes it
-  return std::move(*lock);
-}
-
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(CheckpointFiles& files, const std::filesystem::path& folder)
-    : folder_(files, folder), lock_(lock_for_saving(folder_)) {
+    : CheckpointWriter(CheckpointLock(files, folder), CheckpointFolder(files, folder)) {}
+
+CheckpointWriter::CheckpointWriter(const CheckpointLock& lock) : CheckpointWriter(std::nullopt, lock.folder()) {}
+
+CheckpointWriter::CheckpointWriter(std::optional<CheckpointLock> own_lock, const CheckpointFolder& folder)
+    : own_lock_(std::move(own_lock)), folder_(folder) {
+  CheckpointFiles& files = folder_.files();
+  files.make_folder(folder_.path());  // it may have been removed since the lock was taken
   // What a save that was killed has left would take the room of this one.
   folder_.remove_leftovers();
   manifest_.data_file = new_data_file_name();
-  data_ = files.create(folder / manifest_.data_file);
+  data_ = files.create(folder_.path() / manifest_.data_file);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -82,6 +77,7 @@ void CheckpointWriter::commit(const CheckpointNotes& notes) {
   manifest_.notes = notes;
   const std::string text = to_text(manifest_);
   CheckpointFiles& files = folder_.files();
+  files.resize(data_, manifest_.data_bytes);  // an empty record at the end has written nothing up to its place
   files.sync(data_);
   files.sync_folder(folder_.path());  // the data file has its name before a manifest names it
   {
@@ -92,11 +88,16 @@ void CheckpointWriter::commit(const CheckpointNotes& notes) {
   state_ = State::renaming;
   files.rename(folder_.next_manifest_path(), folder_.manifest_path());
   state_ = State::done;
-  folder_.remove_leftovers();
+  try {
+    files.sync_folder(folder_.path());  // the one before is kept until this one is sure to last
+  } catch (const IoError& error) {
+    throw IoError("checkpoint: it was saved to " + folder_.path().string() +
+                      ", but may be lost should the machine fail: " + error.message(),
+                  error.hint());
+  }
+  folder_.remove_all_but(manifest_.data_file);
 }
 
-void require_can_save(const std::filesystem::path& folder) {
-  const CheckpointWriter writer(checkpoint_files(), folder);
-}
+void require_can_save(const CheckpointLock& lock) { const CheckpointWriter writer(lock); }
 
 }  // namespace terrace

@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 
 #include "integration/checkpoint_checksum.h"
 #include "integration/checkpoint_folder.h"
+#include "integration/checkpoint_lock.h"
 
 namespace terrace {
 
@@ -19,6 +21,8 @@ class CheckpointWriter {
   /// Makes the folder where it is missing. Throws ConfigError if it is not a checkpoint's, or another process saves
   /// there, and IoError.
   CheckpointWriter(CheckpointFiles& files, const std::filesystem::path& folder);
+  /// The lock, which is held already, outlives it.
+  explicit CheckpointWriter(const CheckpointLock& lock);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -27,15 +31,18 @@ class CheckpointWriter {
   void begin(CheckpointRecord record);
   /// More bytes of the record.
   void append(std::span<const std::byte> bytes);
-  /// Returns when the checkpoint lasts. Throws IoError; ConfigError if a name or a note is not UTF-8.
+  /// Returns when the checkpoint lasts. Throws IoError, which says so where the checkpoint is in its place already;
+  /// ConfigError if a name or a note is not UTF-8.
   void commit(const CheckpointNotes& notes);
 
  private:
   void end_record();
   void remove_written() noexcept;
 
-  CheckpointFolder folder_;
-  CheckpointFile lock_;
+  CheckpointWriter(std::optional<CheckpointLock> own_lock, const CheckpointFolder& folder);
+
+  const std::optional<CheckpointLock> own_lock_;
+  const CheckpointFolder folder_;
   CheckpointManifest manifest_;
   CheckpointFile data_;
   CheckpointChecksum checksum_;
@@ -43,6 +50,6 @@ class CheckpointWriter {
 };
 
 /// Throws what a save into the folder would throw before it writes: for those who save after much work.
-void require_can_save(const std::filesystem::path& folder);
+void require_can_save(const CheckpointLock& lock);
 
 }  // namespace terrace

@@ -38,6 +38,7 @@
 
 namespace terrace {
 
+class CheckpointLock;
 class SessionState;
 
 class Session {
@@ -88,18 +89,22 @@ class Session {
 
   /// Saves a checkpoint: parameters, their masters, moments and counts of updates, buffers, the state of LibTorch's
   /// default generator, and the program's `notes`. Gradients are not in it, nor learning rates and schedulers, nor
-  /// what else is the program's own. What is saved is known by name, kind, type and shape: budgets, placement and
-  /// chunk sizes of the session that loads it may be others.
+  /// what else is the program's own. Moments and counts end with their AdamW: one that is destroyed before has none in
+  /// it. What is saved is known by name, kind, type and shape: budgets, placement and chunk sizes of the session that
+  /// loads it may be others.
   ///
   /// Finishes queued updates first. Returns when the checkpoint lasts; until then, and whenever the process is killed,
-  /// the folder holds the one before. Throws ConfigError (the folder holds something else, or another process saves to
-  /// it), IoError, or the error of an update; LogicError while what is trained is gathered, or for a buffer that is not
-  /// dense or a type that has no name in a checkpoint.
+  /// the folder holds the one before. Throws ConfigError (the folder has no name or holds something else, another
+  /// process saves to it, or notes are not UTF-8), IoError, OutOfMemory (a chunk finds no room on the host), or the
+  /// error of an update; LogicError while anything is gathered, or for a buffer that is not dense or a type that has no
+  /// name in a checkpoint.
   void save(const std::filesystem::path& folder, const CheckpointNotes& notes = {});
+  /// The same, to the folder whose lock the program holds.
+  void save(const CheckpointLock& lock, const CheckpointNotes& notes);
 
   /// Goes to the checkpoint's state, before or after an AdamW is made, and returns the notes: the next step gives the
   /// bits that it would have given there. Gradients stay as they are. States of parameters that need no gradient now
-  /// are left out.
+  /// are left out, with a warning: load before freezing them. The states are of no AdamW until one has updated them.
   ///
   /// All of the checkpoint is checked before anything changes. Throws ConfigError (no checkpoint, or one that has other
   /// parameters and buffers than the session, which are listed), CorruptData, IoError, OutOfMemory (no room for the

@@ -72,4 +72,11 @@ void SessionState::require_not_gathered(const std::string& what, const std::set<
   }
 }
 
+void SessionState::require_nothing_gathered(const std::string& what) {
+  std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
+  if (!gathered_.empty()) {
+    throw LogicError(what + ": tensors are gathered", "end what Session::gather returned first");
+  }
+}
+
 }  // namespace terrace

@@ -93,14 +93,48 @@ const CheckpointRecord* record_in(const Records& records, const std::string& nam
   return found == records.end() ? nullptr : found->second;
 }
 
+void warn_of_states_left_out(const std::vector<std::string>& names) {
+  constexpr std::size_t most_shown = 3;
+  if (names.empty()) {
+    return;
+  }
+  std::string list;
+  for (std::size_t i = 0; i < std::min(names.size(), most_shown); ++i) {
+    list += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  if (names.size() > most_shown) {
+    list += " and " + std::to_string(names.size() - most_shown) + " more";
+  }
+  log(LogLevel::warning,
+      "checkpoint: optimizer states are left out of what needs no gradient now, and lost when it is "
+      "trained again: " +
+          list + "; to keep them, load before freezing");
+}
+
+void load_buffer(const CheckpointReader& reader, const CheckpointRecord& record, const at::Tensor& buffer) {
+  if (buffer.is_contiguous()) {
+    auto* const data = static_cast<std::byte*>(buffer.mutable_data_ptr());
+    reader.read(record, [&](std::uint64_t offset) { return std::span(data + offset, buffer.nbytes() - offset); });
+    return;
+  }
+  ElementsPiece piece;
+  std::uint64_t copied = 0;
+  const auto copy_up_to = [&](std::uint64_t end) {
+    copy_in(buffer, copied, std::span(piece).first(end - copied));
+    copied = end;
+  };
+  reader.read(record, [&](std::uint64_t offset) {
+    copy_up_to(offset);
+    return std::span(piece);
+  });
+  copy_up_to(record.bytes);
+}
+
 }  // namespace
 
 CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
   const auto held = lock();
-  std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
-  if (!gathered_.empty()) {
-    throw LogicError("load: tensors are gathered", "end what Session::gather returned first");
-  }
+  require_nothing_gathered("load");
   updates_->finish();
   take_in_replaced();
   const CheckpointReader reader(checkpoint_files(), folder);
@@ -175,7 +209,7 @@ void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& rec
     const bool is_state = record->kind == RecordKind::master || record->kind == RecordKind::momentum ||
                           record->kind == RecordKind::variance;
     const bool is_generator = record->kind == RecordKind::generator && record->name == default_generator_name &&
-                              record->shape == std::vector{generator_bytes};
+                              record->dtype == "uint8" && record->shape == std::vector{generator_bytes};
     if (!is_state && !is_generator) {
       differences.add(describe(*record) + " is not in the session");
     }
@@ -189,13 +223,16 @@ void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& rec
 void SessionState::load_parameters(const CheckpointReader& reader) {
   const Records records = records_by_name(reader.manifest().records);
   std::vector<std::vector<ManagedParameter*>> members(chunk_sets_.size());
-  std::size_t left_out = 0;
+  std::vector<std::string> left_out;
   for (ManagedParameter& parameter : parameters_) {
     members[parameter.chunk_set].push_back(&parameter);
     const std::int64_t updates = record_in(records, parameter.name, RecordKind::parameter)->updates;
     const bool has_states = updates > 0 && chunk_sets_[parameter.chunk_set].momentum;
-    left_out += updates > 0 && !has_states ? 1 : 0;
+    if (updates > 0 && !has_states) {
+      left_out.push_back(parameter.name);
+    }
     parameter.updates = has_states ? updates : 0;
+    parameter.optimizer = nullptr;  // whose end would take the states that come from the checkpoint with it
   }
   for (std::size_t set = 0; set < members.size(); ++set) {
     for (const RecordKind kind : kinds_in_chunks) {
@@ -221,18 +258,13 @@ void SessionState::load_parameters(const CheckpointReader& reader) {
   for (const ManagedParameter& parameter : parameters_) {
     parameter.tensor.unsafeGetTensorImpl()->bump_version();
   }
-  if (left_out > 0) {
-    log(LogLevel::info, "checkpoint: optimizer states of " + std::to_string(left_out) +
-                            " parameters are left out, as they need no gradient");
-  }
+  warn_of_states_left_out(left_out);
 }
 
 void SessionState::load_buffers(const CheckpointReader& reader) {
   const Records records = records_by_name(reader.manifest().records);
   for (const ManagedBuffer& buffer : buffers_) {
-    auto* data = static_cast<std::byte*>(buffer.tensor.mutable_data_ptr());
-    reader.read(*record_in(records, buffer.name, RecordKind::buffer),
-                [&](std::uint64_t offset) { return run_at(data, buffer.tensor, offset); });
+    load_buffer(reader, *record_in(records, buffer.name, RecordKind::buffer), buffer.tensor);
     buffer.tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

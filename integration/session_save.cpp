@@ -1,5 +1,6 @@
 // How a session's state goes into a checkpoint: chunk by chunk, from where it lies on the host.
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -14,11 +15,16 @@ using RecordKind = CheckpointRecord::Kind;
 
 void save_buffer(CheckpointWriter& writer, const ManagedBuffer& buffer) {
   writer.begin(record_of(buffer));
-  auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(buffer.tensor.const_data_ptr()));  // only read
-  for (std::uint64_t done = 0; done < buffer.tensor.nbytes();) {
-    const std::span<const std::byte> piece = run_at(data, buffer.tensor, done);
-    writer.append(piece);
-    done += piece.size();
+  const std::uint64_t bytes = buffer.tensor.nbytes();
+  if (buffer.tensor.is_contiguous()) {
+    writer.append({static_cast<const std::byte*>(buffer.tensor.const_data_ptr()), bytes});
+    return;
+  }
+  ElementsPiece piece;
+  for (std::uint64_t done = 0; done < bytes; done += piece.size()) {
+    const auto elements = std::span(piece).first(std::min<std::uint64_t>(piece.size(), bytes - done));
+    copy_out(buffer.tensor, done, elements);
+    writer.append(elements);
   }
 }
 
@@ -38,11 +44,27 @@ void save_generator(CheckpointWriter& writer) {
 
 void SessionState::save(const std::filesystem::path& folder, const CheckpointNotes& notes) {
   const auto held = lock();
-  require_not_gathered("save", trained_sets());
+  prepare_to_save(notes);
+  CheckpointWriter writer(checkpoint_files(), folder);
+  save_all(writer, notes);
+}
+
+void SessionState::save(const CheckpointLock& folder_lock, const CheckpointNotes& notes) {
+  const auto held = lock();
+  prepare_to_save(notes);
+  CheckpointWriter writer(folder_lock);
+  save_all(writer, notes);
+}
+
+void SessionState::prepare_to_save(const CheckpointNotes& notes) {
+  require_nothing_gathered("save");
   require_whole();
+  require_notes(notes);
   updates_->finish();
   take_in_replaced();
-  CheckpointWriter writer(checkpoint_files(), folder);
+}
+
+void SessionState::save_all(CheckpointWriter& writer, const CheckpointNotes& notes) const {
   save_parameters(writer);
   for (const ManagedBuffer& buffer : buffers_) {
     save_buffer(writer, buffer);

@@ -48,6 +48,7 @@
 
 namespace terrace {
 
+class CheckpointLock;
 class CheckpointReader;
 class CheckpointWriter;
 struct CheckpointRecord;
@@ -85,6 +86,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   // As Session says.
   void save(const std::filesystem::path& folder, const CheckpointNotes& notes);
+  void save(const CheckpointLock& lock, const CheckpointNotes& notes);
   CheckpointNotes load(const std::filesystem::path& folder);
   /// Throws the error at which a load left a part of the session as it was.
   void require_whole() const;
@@ -94,6 +96,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void end_step();
   /// Throws LogicError, naming it, if a parameter or gradient in these sets of chunks is gathered at the moment.
   void require_not_gathered(const std::string& what, const std::set<std::uint32_t>& sets) const;
+
+  /// Throws LogicError if anything is gathered at the moment.
+  void require_nothing_gathered(const std::string& what);
 
   std::exception_ptr last_error() const;
 
@@ -164,6 +169,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t largest_update_room() const;
   /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
   void check_room_to_work();
+  void prepare_to_save(const CheckpointNotes& notes);
+  void save_all(CheckpointWriter& writer, const CheckpointNotes& notes) const;
   void save_parameters(CheckpointWriter& writer) const;
   /// Throws ConfigError, listing them, if the checkpoint's parameters and buffers are others than the session's.
   void require_same_tensors(const std::vector<CheckpointRecord>& records) const;

@@ -31,6 +31,12 @@ CLI::Validator at_least(std::int64_t least) {
       "");
 }
 
+/// An unset variable of the shell gives an empty name, and must not give a run that saves nothing.
+CLI::Validator folder_name() {
+  return CLI::Validator(
+      [](const std::string& text) { return text.empty() ? std::string("found nothing; accepted: a folder") : ""; }, "");
+}
+
 constexpr const char* kTrainFooter =
     "Example: a small model on any text, with 96 MiB on the device and the rest on the host:\n"
     "  terrace train --data ~/notes --set device.memory=96MiB --set train.steps=200 --evaluate 16\n"
@@ -65,11 +71,14 @@ CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
       ->type_name("STEPS")
       ->check(at_least(1));
   train->add_option("--save", options.save, "Save a checkpoint at the end, and at Ctrl-C after the step")
-      ->type_name("FOLDER");
+      ->type_name("FOLDER")
+      ->check(folder_name());
   train->add_option("--save-every", options.save_every, "Save after every so many steps too")
       ->type_name("STEPS")
       ->check(at_least(1));
-  train->add_option("--resume", options.resume, "Go on from the step of a checkpoint")->type_name("FOLDER");
+  train->add_option("--resume", options.resume, "Go on from the step of a checkpoint")
+      ->type_name("FOLDER")
+      ->check(folder_name());
   train->add_option("--evaluate", options.evaluate, "Held-out batches to measure after training")
       ->type_name("BATCHES")
       ->check(at_least(0));

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <system_error>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "integration/checkpoint_lock.h"
 #include "integration/checkpoint_reader.h"
 #include "integration/checkpoint_writer.h"
 #include "tools/dataset.h"
@@ -58,40 +61,58 @@ void require_session_for_checkpoints(const TrainOptions& options) {
   }
 }
 
+/// The folder to save to, for this run alone until it ends; nothing where none is to be saved to. What cannot be saved
+/// is told before there is anything to lose.
+std::optional<CheckpointLock> lock_for_saving(const TrainOptions& options) {
+  if (options.save.empty()) return std::nullopt;
+  std::optional<CheckpointLock> lock(std::in_place, checkpoint_files(), options.save);
+  std::error_code error;
+  const bool is_resumed = !options.resume.empty() && std::filesystem::equivalent(options.resume, options.save, error);
+  if (!is_resumed && std::filesystem::exists(lock->folder().manifest_path(), error)) {
+    throw ConfigError("--save: " + options.save.string() + " holds a checkpoint, which this run would replace",
+                      "add --resume " + options.save.string() + " to go on from it, or choose another folder");
+  }
+  require_can_save(*lock);
+  return lock;
+}
+
 /// Saves when the options say so, and fills in what was saved.
 class Checkpoints {
  public:
-  Checkpoints(const TrainOptions& options, Training& training, Report& report)
-      : options_(options), training_(training), report_(report) {}
+  Checkpoints(const TrainOptions& options, const std::optional<CheckpointLock>& lock, Training& training,
+              Report& report)
+      : options_(options), lock_(lock), training_(training), report_(report), saved_step_(training.steps_done()) {}
 
   void after_step() {
     if (options_.save_every && training_.steps_done() % *options_.save_every == 0) save();
   }
   void at_the_end() {
-    const bool is_saved = report_.checkpoint && report_.checkpoint->step == training_.steps_done();
-    if (!options_.save.empty() && !is_saved) save();
+    if (lock_ && training_.steps_done() != saved_step_) save();
   }
 
  private:
   void save() {
     const Stopwatch watch;
-    training_.save(options_.save);
+    training_.save(*lock_);
+    saved_step_ = training_.steps_done();
     report_.checkpoint = {
         .folder = options_.save.string(), .step = training_.steps_done(), .seconds = watch.elapsed_seconds()};
   }
 
   const TrainOptions& options_;
+  const std::optional<CheckpointLock>& lock_;
   Training& training_;
   Report& report_;
+  std::int64_t saved_step_;  ///< the one that was resumed, until one is saved
 };
 
 /// Trains until the last step or an interrupt, saves, and fills in what the steps gave.
-void run_steps(const TrainOptions& options, Training& training, const std::vector<std::filesystem::path>& metrics_paths,
-               const Interrupt& interrupt, Report& report) {
+void run_steps(const TrainOptions& options, const std::optional<CheckpointLock>& lock, Training& training,
+               const std::vector<std::filesystem::path>& metrics_paths, const Interrupt& interrupt, Report& report) {
   const std::int64_t last_step = report.planned_steps;
   std::vector<std::unique_ptr<MetricsFile>> files;
   for (const auto& path : metrics_paths) files.push_back(std::make_unique<MetricsFile>(path, report.resumed_after));
-  Checkpoints checkpoints(options, training, report);
+  Checkpoints checkpoints(options, lock, training, report);
   Progress progress(stderr, last_step);
   while (training.steps_done() < last_step && !interrupt.requested()) {
     const StepMetrics step = training.step();
@@ -113,9 +134,8 @@ void run_steps(const TrainOptions& options, Training& training, const std::vecto
 
 bool train(const TrainOptions& options) {
   require_session_for_checkpoints(options);
-  // What cannot be saved or resumed is told before there is anything to lose.
-  if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);
-  if (!options.save.empty()) require_can_save(options.save);
+  if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);  // told before the work
+  const std::optional<CheckpointLock> lock = lock_for_saving(options);
   const Config& config = options.config;
   std::vector<std::filesystem::path> metrics_paths;
   if (!options.metrics.empty()) metrics_paths.push_back(options.metrics);
@@ -141,7 +161,7 @@ bool train(const TrainOptions& options) {
   report.planned_steps = std::min(config.train.steps, options.stop_after.value_or(config.train.steps));
   report.threads = at::get_num_threads();
   report.resumed_after = training.steps_done();
-  run_steps(options, training, metrics_paths, interrupt, report);
+  run_steps(options, lock, training, metrics_paths, interrupt, report);
   if (options.evaluate > 0 && !stop()) {
     const HeldOut held_out = training.evaluate(options.evaluate, stop);
     if (!stop()) report.held_out = held_out;
@@ -157,8 +177,9 @@ bool train(const TrainOptions& options) {
     write_file(options.output / "report.json", to_json(report) + "\n");
   }
   if (report.interrupted) {
-    const std::string saved = report.checkpoint ? "go on with --resume " + report.checkpoint->folder
-                                                : "nothing was saved: with --save FOLDER a run can be resumed";
+    const std::string saved = report.checkpoint      ? "go on with --resume " + report.checkpoint->folder
+                              : options.save.empty() ? "nothing was saved: with --save FOLDER a run can be resumed"
+                                                     : "nothing was saved, as no step was made";
     std::fprintf(stderr, "terrace: interrupted after step %lld; %s\n", static_cast<long long>(report.steps),
                  saved.c_str());
   }

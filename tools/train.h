@@ -18,7 +18,8 @@ struct TrainOptions {
   std::int64_t evaluate = 0;               ///< held-out batches after training
   std::int64_t sample = 0;                 ///< bytes to generate after training
   std::string prompt;
-  std::filesystem::path save;              ///< folder for a checkpoint at the end, and at an interrupt; empty: none
+  std::filesystem::path save;              ///< folder for a checkpoint at the end, and at an interrupt; empty: none.
+                                           ///< One that holds a checkpoint has to be that of `resume`
   std::optional<std::int64_t> save_every;  ///< steps
   std::filesystem::path resume;            ///< folder of the checkpoint to go on from; empty: a new run
   std::filesystem::path metrics;           ///< one JSON object a step; empty: none

@@ -18,6 +18,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "integration/adamw.h"
+#include "integration/checkpoint_lock.h"
 #include "integration/session.h"
 #include "memory/usage.h"
 #include "tools/dataset.h"
@@ -39,9 +40,10 @@ class Training {
   void finish();
 
   /// Saves what the session does and where the data are, after the last step.
-  void save(const std::filesystem::path& folder);
-  /// Goes to where the run stood that saved: the next step is the one after its last. Warns where the data are others.
-  /// Throws what Session::load throws, and ConfigError for a checkpoint of another program or another model.
+  void save(const CheckpointLock& lock);
+  /// Goes to where the run stood that saved: the next step is the one after its last. Warns where the data, or
+  /// settings that losses depend on, are others. Throws what Session::load throws, and ConfigError for a checkpoint of
+  /// another program or another model, before anything changes.
   void resume(const std::filesystem::path& folder);
 
   /// The mean loss over `batches` held-out batches, or as many as there are. Stops early, with what it has, when
@@ -64,6 +66,8 @@ class Training {
  private:
   void build();
   double accumulate_gradients();
+  /// Counts what was moved and waited for since `before` for no step.
+  void leave_out_of_steps(const MemoryUsage& before);
   std::uint8_t next_byte(const std::string& text, std::mt19937_64& generator);
   /// Ops throw LibTorch's errors; why they failed is with the session.
   template <class Function>
@@ -87,7 +91,7 @@ class Training {
   std::mt19937_64 generator_;  // of what is drawn from the dataset
   std::int64_t steps_done_ = 0;
   double last_loss_ = 0;
-  MemoryUsage usage_;  // at the end of the last step
+  MemoryUsage usage_;  // at the end of the last step, with what was left out of the next
 };
 
 }  // namespace terrace

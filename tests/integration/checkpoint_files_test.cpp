@@ -9,6 +9,7 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -276,10 +277,147 @@ TEST_F(CheckpointFilesTest, two_cannot_save_to_one_folder_at_a_time) {
 
 TEST_F(CheckpointFilesTest, whether_a_folder_can_be_saved_to_is_known_before_the_work) {
   const auto folder = new_folder();
-  require_can_save(folder);
+  require_can_save(CheckpointLock(*system_, folder));
   EXPECT_EQ(names_in(folder), Names{"lock"});
   scratch_.write("foreign/file", "");
-  EXPECT_THROW(require_can_save(scratch_.path() / "foreign"), ConfigError);
+  EXPECT_THROW(CheckpointLock(*system_, scratch_.path() / "foreign"), ConfigError);
+}
+
+TEST_F(CheckpointFilesTest, who_holds_the_lock_saves_again_and_again_and_nobody_else) {
+  const auto folder = new_folder();
+  const CheckpointLock lock(*system_, folder);
+  for (int i = 0; i < 2; ++i) {
+    CheckpointWriter writer(lock);
+    writer.commit({{"save", std::to_string(i)}});
+    EXPECT_THAT(message_of<ConfigError>([&] { save(*system_, folder, 1); }), HasSubstr("another process is saving"));
+  }
+  EXPECT_EQ(CheckpointReader(*system_, folder).manifest().notes.at("save"), "1");
+}
+
+TEST_F(CheckpointFilesTest, what_comes_into_a_checkpoints_folder_or_a_locked_one_stays_and_ends_no_run) {
+  const auto folder = new_folder();
+  {
+    const CheckpointLock lock(*system_, folder);
+    write_text(folder / ".DS_Store", "not ours");
+    CheckpointWriter(lock).commit({});
+  }
+  write_text(folder / "notes.txt", "precious");
+  save(*system_, folder, 1);
+  EXPECT_EQ(load(folder), 1);
+  EXPECT_EQ(text_of(folder / "notes.txt"), "precious");
+  EXPECT_EQ(text_of(folder / ".DS_Store"), "not ours");
+}
+
+TEST_F(CheckpointFilesTest, a_locked_folder_that_is_removed_is_made_again) {
+  const auto folder = new_folder();
+  const CheckpointLock lock(*system_, folder);
+  std::filesystem::remove_all(folder);
+  CheckpointWriter(lock).commit({{"value", "1"}});
+  EXPECT_EQ(CheckpointReader(*system_, folder).manifest().notes.at("value"), "1");
+}
+
+TEST_F(CheckpointFilesTest, a_save_makes_each_thing_last_before_the_next_counts_on_it) {
+  const auto folder = new_folder();
+  save(*system_, folder, 1);
+  const std::string old_data = data_file_in(folder).filename();
+  FaultInjectingFiles files;
+  save(files, folder, 2);
+  const std::string new_data = data_file_in(folder).filename();
+  EXPECT_THAT(files.order(),
+              ::testing::ElementsAre("sync folder",  // what the one before needs, before leftovers go
+                                     "sync " + new_data, "sync folder", "sync manifest.json.tmp",
+                                     "rename manifest.json", "sync folder", "remove " + old_data));
+}
+
+TEST_F(CheckpointFilesTest, an_error_after_the_manifest_is_in_its_place_says_that_the_checkpoint_was_saved) {
+  const auto folder = new_folder();
+  FaultInjectingFiles counting;
+  save(counting, folder, 1);
+  const auto again = new_folder();
+  FaultInjectingFiles failing(FileFault::error, counting.operations() - 2);  // the last is a list of what is left
+  EXPECT_THAT(message_of<IoError>([&] { save(failing, again, 1); }), HasSubstr("it was saved to " + again.string()));
+  EXPECT_EQ(load(again), 1);
+}
+
+TEST_F(CheckpointFilesTest, an_empty_record_is_one_wherever_it_comes) {
+  const auto folder = new_folder();
+  {
+    CheckpointWriter writer(*system_, folder);
+    writer.begin(buffer_record("first", 0));
+    writer.begin(buffer_record("of 4", 4));
+    writer.append(bytes_of(1, 4));
+    writer.begin(buffer_record("last", 0));
+    writer.commit({});
+  }
+  const CheckpointReader reader(*system_, folder);
+  ASSERT_EQ(reader.manifest().records.size(), 3U);
+  for (const CheckpointRecord& record : reader.manifest().records) reader.verify(record);
+}
+
+TEST_F(CheckpointFilesTest, a_record_without_a_place_is_refused) {
+  const auto folder = new_folder();
+  save(*system_, folder, 1);
+  const CheckpointReader reader(*system_, folder);
+  const CheckpointRecord& record = reader.manifest().records.front();
+  EXPECT_THAT(
+      message_of<LogicError>([&] { reader.read(record, [](std::uint64_t) { return std::span<std::byte>(); }); }),
+      HasSubstr("no place for the bytes from 0 of the buffer of 'of 4'"));
+}
+
+TEST_F(CheckpointFilesTest, an_empty_name_is_no_folder) {
+  EXPECT_THAT(message_of<ConfigError>([&] { save(*system_, "", 1); }), HasSubstr("is empty"));
+  EXPECT_THAT(message_of<ConfigError>([&] { load(""); }), HasSubstr("is empty"));
+}
+
+TEST_F(CheckpointFilesTest, a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for) {
+  const auto folder = new_folder();
+  std::filesystem::create_directories(folder);
+  ASSERT_EQ(::mkfifo((folder / "manifest.json").c_str(), 0666), 0);
+  EXPECT_THAT(message_of<IoError>([&] { load(folder); }), HasSubstr("manifest.json is no regular file"));
+  EXPECT_THAT(message_of<IoError>([&] { save(*system_, folder, 1); }), HasSubstr("manifest.json is no regular file"));
+}
+
+TEST_F(CheckpointFilesTest, a_manifest_larger_than_any_is_corrupt_and_not_read) {
+  const auto folder = new_folder();
+  save(*system_, folder, 1);
+  std::filesystem::resize_file(folder / "manifest.json", std::uintmax_t{1} << 40);
+  FaultInjectingFiles files;
+  EXPECT_THAT(message_of<CorruptData>([&] { CheckpointReader(files, folder); }), HasSubstr("more than any manifest"));
+  EXPECT_EQ(files.reads(), 0U);
+  save(*system_, folder, 2);
+  EXPECT_EQ(load(folder), 2);
+}
+
+TEST_F(CheckpointFilesTest, every_error_says_the_way_out) {
+  const auto hint_of = [&](const std::function<void()>& call) {
+    const std::string message = message_of<IoError>(call);
+    const std::size_t at = message.find("\n  hint: ");
+    return at == std::string::npos ? "no hint: " + message : message.substr(at);
+  };
+  const auto loop = scratch_.path() / "loop";
+  std::filesystem::create_symlink(loop, loop);
+  EXPECT_THAT(hint_of([&] { load(loop); }), HasSubstr("another name"));
+  EXPECT_THAT(hint_of([&] { save(*system_, loop, 1); }), HasSubstr("another name"));
+  EXPECT_THAT(hint_of([&] { load(scratch_.path() / std::string(300, 'x')); }), HasSubstr("another name"));
+  EXPECT_THAT(hint_of([&] { system_->create(new_folder() / "file"); }), HasSubstr("removed meanwhile"));
+  const auto folder = new_folder();
+  std::filesystem::create_directories(folder / "lock");
+  EXPECT_THAT(hint_of([&] { save(*system_, folder, 1); }), HasSubstr("a folder in the place of a file"));
+  EXPECT_THAT(hint_of([&] { system_->create(scratch_.write("there", "")); }), HasSubstr("out of the way"));
+  const CheckpointFile closed(1 << 20, "closed");  // EBADF, for which there are no words of its own
+  EXPECT_THAT(hint_of([&] { system_->sync(closed); }), HasSubstr("choose another folder"));
+  EXPECT_THAT(hint_of([&] { system_->resize(closed, 1); }), HasSubstr("choose another folder"));
+  EXPECT_THAT(hint_of([&] { system_->size(closed); }), HasSubstr("choose another folder"));
+}
+
+TEST_F(CheckpointFilesTest, a_file_system_that_syncs_no_folders_can_be_saved_to) {
+  const std::filesystem::path folder = "/proc/self";
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) GTEST_SKIP() << "there is no " << folder;
+  const bool syncs = ::fsync(descriptor) == 0;
+  ::close(descriptor);
+  if (syncs) GTEST_SKIP() << folder << " can be synced here";
+  system_->sync_folder(folder);
 }
 
 TEST_F(CheckpointFilesTest, a_save_meanwhile_changes_nothing_of_what_is_read) {

@@ -111,6 +111,13 @@ TEST(CheckpointManifest, notes_and_names_are_utf8) {
   EXPECT_THROW(to_text(manifest), ConfigError);
 }
 
+TEST(CheckpointManifest, notes_are_refused_that_no_manifest_can_hold) {
+  require_notes(sample().notes);
+  EXPECT_THROW(require_notes({{"bytes", "\xff"}}), ConfigError);
+  EXPECT_THROW(require_notes({{"\xff", ""}}), ConfigError);
+  EXPECT_THROW(require_notes({{"large", std::string(checkpoint_notes_most_bytes, 'x')}}), ConfigError);
+}
+
 TEST(CheckpointManifest, a_wrong_checksum_is_told_as_such) {
   std::string text = to_text(sample());
   text[text.size() / 2] = static_cast<char>(text[text.size() / 2] ^ 1);

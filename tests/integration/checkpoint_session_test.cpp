@@ -11,7 +11,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/log.h"
 #include "integration/checkpoint_reader.h"
+#include "integration/checkpoint_tensors.h"
+#include "integration/checkpoint_writer.h"
 #include "offload/choose_engine.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/fault_injecting_files.h"
@@ -210,6 +213,199 @@ TEST_F(CheckpointSession, goes_back_to_a_checkpoint_in_the_same_session) {
   EXPECT_EQ(world.train(2), later);
 }
 
+TEST_F(CheckpointSession, what_is_loaded_outlives_the_optimizer_of_what_was_before) {
+  World world(on_host());
+  world.train(3);
+  world.session.save(folder);
+  const Losses later = world.train(2);
+  world.session.load(folder);
+  world.make_optimizer();  // the one before ends after the load
+  EXPECT_EQ(world.train(2), later);
+}
+
+TEST_F(CheckpointSession, moments_end_with_their_optimizer) {
+  Losses later;
+  {
+    World world(on_host());
+    world.train(3);
+    world.optimizer.reset();
+    world.session.save(folder);
+    later = world.train(2);
+  }
+  for (const CheckpointRecord& record : manifest_in(folder).records) EXPECT_EQ(record.updates, 0) << record.name;
+  World world(on_host(), at::kFloat, 99);
+  world.session.load(folder);
+  EXPECT_EQ(world.train(2), later);
+}
+
+using Step = std::function<float(int number)>;
+
+float loss_of(World& world) {
+  const at::Tensor loss = world.model->forward(torch::randn({8, width}).to(world.model->scale.scalar_type()));
+  loss.backward();
+  return loss.item<float>();
+}
+
+/// A program's steps after a load are those after the save. `program` makes it, for its steps in order.
+void expect_goes_on(
+    const std::filesystem::path& folder, const TemporaryFolder& nvme, const std::function<Step(World&)>& program,
+    at::ScalarType type = at::kFloat, const std::function<void(World&)>& before_load = [](World&) {}) {
+  Losses later;
+  Tensors copies;
+  {
+    World world(on_host(), type);
+    const Step step = program(world);
+    for (int i = 0; i < 3; ++i) step(i);
+    world.session.save(folder);
+    for (int i = 3; i < 6; ++i) later.push_back(step(i));
+    copies = world.copies();
+  }
+  World world(on_nvme(nvme), type, /*seed=*/99);
+  const Step step = program(world);
+  before_load(world);
+  world.session.load(folder);
+  Losses losses;
+  for (int i = 3; i < 6; ++i) losses.push_back(step(i));
+  EXPECT_EQ(losses, later);
+  expect_same_bits(world.copies(), copies);
+}
+
+AdamW::Groups two_groups(const Net& model) {
+  std::vector<at::Tensor> first = model.up->parameters();
+  std::vector<at::Tensor> second = model.down->parameters();
+  for (const at::Tensor& parameter : model.norm->parameters()) second.push_back(parameter);
+  return {torch::optim::OptimizerParamGroup(first), torch::optim::OptimizerParamGroup(second)};
+}
+
+TEST_F(CheckpointSession, two_optimizers_go_on_with_their_own_parameters) {
+  expect_goes_on(folder, nvme, [](World& world) -> Step {
+    const AdamW::Groups groups = two_groups(*world.model);
+    const auto first = std::make_shared<AdamW>(world.session, AdamW::Groups{groups[0]}, AdamW::Options(1e-2));
+    const auto second = std::make_shared<AdamW>(world.session, AdamW::Groups{groups[1]}, AdamW::Options(1e-3));
+    return [&world, first, second](int number) {
+      const float loss = loss_of(world);
+      first->step();
+      if (number % 2 == 0) second->step();
+      first->zero_grad();
+      second->zero_grad();
+      return loss;
+    };
+  });
+}
+
+TEST_F(CheckpointSession, groups_go_on_with_their_own_options) {
+  expect_goes_on(folder, nvme, [](World& world) -> Step {
+    AdamW::Groups groups = two_groups(*world.model);
+    groups[0].set_options(std::make_unique<AdamW::Options>(AdamW::Options(1e-2).weight_decay(0.1)));
+    groups[1].set_options(std::make_unique<AdamW::Options>(AdamW::Options(1e-3).betas({0.8, 0.9})));
+    const auto optimizer = std::make_shared<AdamW>(world.session, groups);
+    return [&world, optimizer](int) {
+      const float loss = loss_of(world);
+      optimizer->step();
+      optimizer->zero_grad();
+      return loss;
+    };
+  });
+}
+
+/// All parameters in one AdamW, and what the program does besides in each step.
+std::function<Step(World&)> meddling(std::function<void(World&, int)> before, std::function<void(World&, int)> meddle,
+                                     std::function<void(World&, int)> after) {
+  return [before, meddle, after](World& world) -> Step {
+    world.make_optimizer();
+    return [&world, before, meddle, after](int number) {
+      before(world, number);
+      const float loss = loss_of(world);
+      meddle(world, number);
+      world.optimizer->step();
+      world.optimizer->zero_grad();
+      after(world, number);
+      return loss;
+    };
+  };
+}
+
+const std::function<void(World&, int)> nothing = [](World&, int) {};
+
+TEST_F(CheckpointSession, parameters_of_one_chunk_have_their_own_counts_of_updates) {
+  const auto without_a_gradient = [](World& world, int number) {
+    if (number == 1 || number == 4) world.model->down->weight.mutable_grad() = at::Tensor();
+  };
+  expect_goes_on(folder, nvme, meddling(nothing, without_a_gradient, nothing));
+  for (const CheckpointRecord& record : manifest_in(folder).records) {
+    if (record.kind == CheckpointRecord::Kind::parameter && record.name.starts_with("down.")) {
+      EXPECT_EQ(record.updates, record.name == "down.weight" ? 2 : 3);
+    }
+  }
+}
+
+TEST_F(CheckpointSession, a_parameter_that_was_edited_and_its_master_are_kept_as_they_are) {
+  expect_goes_on(folder, nvme,
+                 meddling(nothing, nothing,
+                          [](World& world, int number) {
+                            const at::NoGradGuard no_grad;
+                            if (number == 2 || number == 4) world.model->up->weight.mul_(0.5);
+                          }),
+                 at::kBFloat16);
+}
+
+TEST_F(CheckpointSession, a_parameter_that_is_unfrozen_after_the_save_goes_on) {
+  expect_goes_on(folder, nvme,
+                 meddling(
+                     [](World& world, int number) {
+                       if (number == 4) world.model->scale.set_requires_grad(true);
+                     },
+                     nothing, nothing));
+}
+
+TEST_F(CheckpointSession, a_parameter_that_was_unfrozen_before_the_save_goes_on_where_it_is_unfrozen_before_the_load) {
+  expect_goes_on(folder, nvme,
+                 meddling(
+                     [](World& world, int number) {
+                       if (number == 1) world.model->scale.set_requires_grad(true);
+                     },
+                     nothing, nothing),
+                 at::kFloat, [](World& world) { world.model->scale.set_requires_grad(true); });
+}
+
+TEST_F(CheckpointSession, saves_to_a_folder_whose_lock_the_program_holds) {
+  World world(on_host());
+  const CheckpointLock lock(checkpoint_files(), folder);
+  world.session.save(lock, {{"save", "1"}});
+  EXPECT_THAT(message_of<ConfigError>([&] { world.session.save(folder); }), HasSubstr("another process is saving"));
+  world.session.save(lock, {{"save", "2"}});
+  EXPECT_EQ(world.session.load(folder), (CheckpointNotes{{"save", "2"}}));
+}
+
+TEST_F(CheckpointSession, refuses_an_empty_name_and_notes_that_are_no_text_before_anything_is_written) {
+  World world(on_host());
+  EXPECT_THAT(message_of<ConfigError>([&] { world.session.save(""); }), HasSubstr("is empty"));
+  EXPECT_THAT(message_of<ConfigError>([&] { world.session.load(""); }), HasSubstr("is empty"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                world.session.save(folder, {{"bytes", "\xff"}});
+              }),
+              HasSubstr("not UTF-8"));
+  EXPECT_FALSE(std::filesystem::exists(folder));
+}
+
+TEST_F(CheckpointSession, the_state_of_another_generator_is_refused) {
+  {
+    CheckpointRecord record;
+    record.name = default_generator_name;
+    record.kind = CheckpointRecord::Kind::generator;
+    record.dtype = "int16";  // of as many elements as the generator's state has bytes
+    record.shape = {default_generator_state().numel()};
+    record.strides = {1};
+    CheckpointWriter writer(checkpoint_files(), folder);
+    writer.begin(record);
+    writer.append(std::vector<std::byte>(2 * static_cast<std::size_t>(record.shape[0])));
+    writer.commit({});
+  }
+  Session session(on_host());
+  EXPECT_THAT(message_of<ConfigError>([&] { session.load(folder); }),
+              HasSubstr("generator of 'cpu' is not in the session"));
+}
+
 TEST_F(CheckpointSession, keeps_budgets) {
   World world(on_nvme(nvme));
   world.train(2);
@@ -231,12 +427,14 @@ struct Buffers : torch::nn::Module {
   Buffers() {
     whole = register_buffer("whole", torch::arange(12, torch::kLong).view({3, 4}));
     turned = register_buffer("turned", torch::arange(12, torch::kFloat).view({3, 4}).t());
+    large = register_buffer("large", torch::arange(10000, torch::kInt).view({10, 10, 100}).permute({2, 0, 1}));
+    empty = register_buffer("empty", torch::empty({0, 3}));
     repeated = register_buffer("repeated", torch::tensor({true, false}).unsqueeze(1).expand({2, 5}));
     const at::Tensor shared = torch::arange(8, torch::kDouble);
     first_half = register_buffer("first_half", shared.slice(0, 0, 4));
     second_half = register_buffer("second_half", shared.slice(0, 4, 8));
   }
-  at::Tensor whole, turned, repeated, first_half, second_half;
+  at::Tensor whole, turned, large, empty, repeated, first_half, second_half;
 };
 
 TEST_F(CheckpointSession, loads_buffers_of_every_layout_in_place) {
@@ -254,6 +452,7 @@ TEST_F(CheckpointSession, loads_buffers_of_every_layout_in_place) {
   session.manage(model);
   model.whole.zero_();
   model.turned.zero_();
+  model.large.zero_();
   model.first_half.zero_();
   model.second_half.zero_();
   model.repeated.slice(1, 0, 1).logical_not_();
@@ -488,7 +687,12 @@ TEST_F(CheckpointSession, states_of_what_needs_no_gradient_now_are_left_out) {
   model->to(at::kFloat);
   model->up->weight.set_requires_grad(false);
   session.manage(*model);
+  set_log_level(LogLevel::warning);
+  ::testing::internal::CaptureStderr();
   session.load(folder);
+  const std::string logged = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(logged, HasSubstr("optimizer states are left out of what needs no gradient now"));
+  EXPECT_THAT(logged, HasSubstr("'tied'; to keep them, load before freezing"));
   session.save(folder);
   const CheckpointManifest manifest = manifest_in(folder);
   for (const CheckpointRecord& record : manifest.records) {
@@ -499,12 +703,12 @@ TEST_F(CheckpointSession, states_of_what_needs_no_gradient_now_are_left_out) {
   }
 }
 
-TEST_F(CheckpointSession, neither_saves_nor_loads_while_what_is_trained_is_gathered) {
+TEST_F(CheckpointSession, neither_saves_nor_loads_while_anything_is_gathered) {
   World world(on_host());
   world.session.save(folder);
   const auto view = world.session.gather(*world.model, Access::read);
-  EXPECT_THAT(message_of<LogicError>([&] { world.session.save(folder); }), HasSubstr("is gathered"));
-  EXPECT_THAT(message_of<LogicError>([&] { world.session.load(folder); }), HasSubstr("gathered"));
+  EXPECT_THAT(message_of<LogicError>([&] { world.session.save(folder); }), HasSubstr("tensors are gathered"));
+  EXPECT_THAT(message_of<LogicError>([&] { world.session.load(folder); }), HasSubstr("tensors are gathered"));
 }
 
 TEST_F(CheckpointSession, buffers_that_cannot_be_saved_are_named) {

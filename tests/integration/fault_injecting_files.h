@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "integration/checkpoint_files.h"
@@ -49,6 +50,8 @@ class FaultInjectingFiles final : public CheckpointFiles {
   std::uint64_t operations() const noexcept { return operations_; }
   std::uint64_t reads() const noexcept { return reads_; }
   bool fired() const noexcept { return fired_; }
+  /// What makes a save last, in its order: "sync data.0123456789abcdef", "rename manifest.json" and so on.
+  const std::vector<std::string>& order() const noexcept { return order_; }
 
   void make_folder(const std::filesystem::path& folder) override {
     run([&] { system_->make_folder(folder); });
@@ -76,16 +79,23 @@ class FaultInjectingFiles final : public CheckpointFiles {
     ++reads_;
     return run([&] { return system_->read(file, offset, bytes); }, [] {}, true);
   }
+  void resize(const CheckpointFile& file, std::uint64_t bytes) override {
+    run([&] { system_->resize(file, bytes); });
+  }
   void sync(const CheckpointFile& file) override {
+    order_.push_back("sync " + file.path().filename().string());
     run([&] { system_->sync(file); });
   }
   void sync_folder(const std::filesystem::path& folder) override {
+    order_.push_back("sync folder");
     run([&] { system_->sync_folder(folder); });
   }
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
+    order_.push_back("rename " + to.filename().string());
     run([&] { system_->rename(from, to); });
   }
   void remove(const std::filesystem::path& path) override {
+    order_.push_back("remove " + path.filename().string());
     run([&] { system_->remove(path); });
   }
 
@@ -97,6 +107,7 @@ class FaultInjectingFiles final : public CheckpointFiles {
   std::uint64_t operations_ = 0;
   std::uint64_t reads_ = 0;
   bool fired_ = false;
+  std::vector<std::string> order_;
 };
 
 }  // namespace terrace::testing

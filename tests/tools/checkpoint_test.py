@@ -6,12 +6,14 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 TERRACE = os.environ.get("TERRACE_BIN", "")
@@ -89,6 +91,7 @@ class CheckpointTest(unittest.TestCase):
         return self.steps_in(path)
 
     def save_three_of_six(self, *arguments):
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
         self.succeeds("--stop-after", 3, "--save", self.checkpoint, *arguments)
 
     def data_file(self):
@@ -138,6 +141,47 @@ class Resumes(CheckpointTest):
         run = self.succeeds("--resume", self.checkpoint)
         self.assertIn("data: they are not those", run.stderr)
 
+    def test_with_other_settings_and_names_them(self):
+        self.save_three_of_six()
+        run = self.succeeds("--resume", self.checkpoint, "--set", "train.micro_batch=1", "--set", "train.accumulate=1",
+                            "--set", "train.seed=7", "--set", "train.learning_rate=0.5")
+        for change in ["train.micro_batch was 2 and is 1", "train.accumulate was 2 and is 1",
+                       "train.seed was 1 and is 7", "train.learning_rate was 0.001 and is 0.5"]:
+            self.assertIn(change, run.stderr)
+        self.assertNotIn("threads", run.stderr)
+        run = self.succeeds("--resume", self.checkpoint)
+        self.assertNotIn("warning", run.stderr)
+
+    def test_with_another_number_of_threads_and_warns(self):
+        if (os.cpu_count() or 1) == 1:
+            self.skipTest("there is one core, and no more threads are made")
+        with unittest.mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "2"}):
+            self.save_three_of_six()
+        with unittest.mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+            self.assertIn("threads was 2 and is 1", self.succeeds("--resume", self.checkpoint).stderr)
+
+    def test_a_run_whose_loss_is_no_number(self):
+        wild = ["--set", "train.learning_rate=1e30", "--set", "train.warmup=0", "--set", "train.max_gradient_norm=0"]
+        self.save_three_of_six(*wild)
+        note = json.loads((self.checkpoint / "manifest.json").read_text(encoding="utf-8"))["notes"]["loss"]
+        self.assertRegex(note, "nan|inf")
+        self.succeeds("--resume", self.checkpoint, *wild)
+
+    def test_into_another_folder_only_what_it_learned(self):
+        self.save_three_of_six()
+        other = self.folder / "other"
+        self.succeeds("--resume", self.checkpoint, "--save", other, "--stop-after", 3)
+        self.assertFalse((other / "manifest.json").exists(), "no step was made")
+        self.succeeds("--resume", self.checkpoint, "--save", other, "--stop-after", 4)
+        self.assertEqual(self.steps_of("--resume", other), self.steps_of()[4:])
+
+    def test_beside_a_file_of_somebody_else(self):
+        self.save_three_of_six()
+        notes = self.checkpoint / "notes.txt"
+        notes.write_text("precious")
+        self.succeeds("--resume", self.checkpoint, "--save", self.checkpoint)
+        self.assertEqual(notes.read_text(), "precious")
+
     def test_without_saving_unless_told(self):
         self.save_three_of_six()
         before = (self.checkpoint / "manifest.json").read_bytes()
@@ -170,6 +214,16 @@ class Ended(CheckpointTest):
         end = ["--set", "train.steps=100000", "--stop-after", done + 3]
         self.succeeds("--metrics", path, "--resume", self.checkpoint, *end)
         self.assertEqual(self.steps_in(path), self.steps_of(*end))
+
+    def test_by_a_second_run_into_the_same_folder_never(self):
+        run = self.start("--set", "train.steps=100000", "--save", self.checkpoint)
+        for line in run.stderr:
+            if line.startswith("step "):
+                break
+        self.fails(2, ["another process is saving", self.checkpoint], "--save", self.checkpoint)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 130, errors)
 
     def test_by_an_interrupt_without_save_says_how_to(self):
         run = self.start("--set", "train.steps=100000")
@@ -262,6 +316,33 @@ class Refused(CheckpointTest):
         self.fails(2, ["--save-every", "--save FOLDER"], "--save-every", 2)
         self.fails(2, ["found 0"], "--save", self.checkpoint, "--save-every", 0)
         self.assertFalse(self.checkpoint.exists())
+
+    def test_an_empty_folder_name_with_code_2(self):
+        for option in ["--save", "--resume"]:
+            self.fails(2, [option, "accepted: a folder"], option, "")
+        self.fails(2, ["accepted: a folder"], "--save", self.checkpoint, "--resume", "")
+
+    def test_a_save_over_another_checkpoint_with_code_2(self):
+        self.save_three_of_six()
+        before = {path.name: path.read_bytes() for path in self.checkpoint.iterdir()}
+        self.fails(2, ["holds a checkpoint", f"add --resume {self.checkpoint}"], "--save", self.checkpoint)
+        other = self.folder / "other"
+        self.succeeds("--stop-after", 1, "--save", other)
+        self.fails(2, ["holds a checkpoint"], "--save", self.checkpoint, "--resume", other)
+        self.assertEqual({path.name: path.read_bytes() for path in self.checkpoint.iterdir()}, before)
+        link = self.folder / "link"
+        link.symlink_to(self.checkpoint)
+        self.succeeds("--save", link, "--resume", self.checkpoint)
+
+    def test_a_pipe_and_a_huge_file_in_the_manifest_s_place(self):
+        self.checkpoint.mkdir()
+        manifest = self.checkpoint / "manifest.json"
+        os.mkfifo(manifest)
+        self.fails(4, ["no regular file"], "--resume", self.checkpoint)
+        manifest.unlink()
+        self.save_three_of_six()
+        os.truncate(manifest, 1 << 40)
+        self.fails(5, ["more than any manifest"], "--resume", self.checkpoint)
 
     def test_a_folder_that_cannot_be_made_with_code_4(self):
         self.fails(4, [self.text], "--save", self.text / "checkpoint")

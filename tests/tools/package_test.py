@@ -51,6 +51,17 @@ class PackageTest(unittest.TestCase):
     def test_a_floor_below_libtorch_is_used_without_it(self):
         self.assertEqual(self.output_of(PROGRAMS / "memory"), "chunks 1, second at element 128\n")
 
+    def test_a_missing_dependency_leaves_the_program_s_module_path_as_it_was(self):
+        source = Path(tempfile.mkdtemp(dir=self.scratch))
+        (source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(program LANGUAGES C CXX)\n"
+            "set(CMAKE_MODULE_PATH mine)\nfind_package(terrace QUIET)\n"
+            'message("found ${terrace_FOUND}, path ${CMAKE_MODULE_PATH}")\n', encoding="utf-8")
+        for disabled, found in (("hwy", "(FALSE|0)"), ("none", "(TRUE|1)")):
+            output = run("cmake", "-S", source, "-B", source / disabled, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                         f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DCMAKE_DISABLE_FIND_PACKAGE_{disabled}=ON")
+            self.assertRegex(output, rf"(?i)found {found}, path mine\n")
+
     def test_the_command_runs_where_it_was_installed(self):
         self.assertIn("train", run(self.prefix / "bin" / "terrace", "--help"))
 
