@@ -10,6 +10,8 @@
 ///
 /// Thread-safe. No lock is held while bytes move; who needs a storage that another thread moves waits for that. Whether
 /// a storage that may leave has left can be known only while it is held.
+///
+/// Who uses what is in spillable_storages.cpp, what moves when in spillable_moves.cpp.
 #pragma once
 
 #include <atomic>
