@@ -66,7 +66,11 @@ std::string text_of(const std::mt19937_64& generator) {
 
 /// What a run may change when it resumes, and has other losses then.
 CheckpointNotes settings_of(const Config::Train& train) {
-  return {{"train.micro_batch", text_of(train.micro_batch)},
+  return {{"train.steps", text_of(train.steps)},
+          {"train.warmup", text_of(train.warmup)},
+          {"train.weight_decay", text_of(train.weight_decay)},
+          {"train.max_gradient_norm", text_of(train.max_gradient_norm)},
+          {"train.micro_batch", text_of(train.micro_batch)},
           {"train.accumulate", text_of(train.accumulate)},
           {"train.seed", text_of(train.seed)},
           {"train.learning_rate", text_of(train.learning_rate)},

@@ -144,9 +144,13 @@ class Resumes(CheckpointTest):
     def test_with_other_settings_and_names_them(self):
         self.save_three_of_six()
         run = self.succeeds("--resume", self.checkpoint, "--set", "train.micro_batch=1", "--set", "train.accumulate=1",
-                            "--set", "train.seed=7", "--set", "train.learning_rate=0.5")
+                            "--set", "train.seed=7", "--set", "train.learning_rate=0.5", "--set", "train.steps=7",
+                            "--set", "train.warmup=1", "--set", "train.weight_decay=0.3",
+                            "--set", "train.max_gradient_norm=0.5")
         for change in ["train.micro_batch was 2 and is 1", "train.accumulate was 2 and is 1",
-                       "train.seed was 1 and is 7", "train.learning_rate was 0.001 and is 0.5"]:
+                       "train.seed was 1 and is 7", "train.learning_rate was 0.001 and is 0.5",
+                       "train.steps was 6 and is 7", "train.warmup was 2 and is 1",
+                       "train.weight_decay was 0.1 and is 0.3", "train.max_gradient_norm was 1 and is 0.5"]:
             self.assertIn(change, run.stderr)
         self.assertNotIn("threads", run.stderr)
         run = self.succeeds("--resume", self.checkpoint)
