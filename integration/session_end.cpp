@@ -1,11 +1,11 @@
 // How a module's tensors become ordinary again when their session ends.
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/memory_info.h"
 #include "base/units.h"
+#include "integration/pinned_run.h"
 #include "integration/session_state.h"
 
 namespace terrace {
@@ -70,12 +70,9 @@ void SessionState::restore(ManagedStorage& storage, c10::DataPtr data) {
   auto* destination = static_cast<std::byte*>(data.mutable_get());
   const std::array accesses{ChunkAccess{storage.chunk(), Tier::host, Access::read}};
   const Pin pin = memory_.stream().acquire(accesses);
-  for (std::uint64_t done = 0; done < bytes;) {
-    const std::span<std::byte> piece = pin.host_bytes(0, storage.offset_bytes() + done);
-    const std::uint64_t length = std::min<std::uint64_t>(piece.size(), bytes - done);
-    std::memcpy(destination + done, piece.data(), length);
-    done += length;
-  }
+  visit_pinned_run(pin, storage.offset_bytes(), bytes, [&](std::span<const std::byte> piece, std::uint64_t done) {
+    std::memcpy(destination + done, piece.data(), piece.size());
+  });
   const std::scoped_lock lock(registry_->mutex);
   if (storage.storage() != nullptr) {
     storage.detach(std::move(data));

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "integration/pinned_run.h"
 #include "integration/session_state.h"
 #include "memory/layout.h"
 
@@ -231,18 +232,15 @@ void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {
     spilled = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
   }
   const auto* const source = ManagedStorage::of(storage) ? nullptr : static_cast<const std::byte*>(storage.data());
-  for (std::uint64_t done = 0; done < storage.nbytes();) {
-    const std::span<std::byte> piece = pin.host_bytes(0, begin + done);
-    std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), storage.nbytes() - done);
+  visit_pinned_run(pin, begin, storage.nbytes(), [&](std::span<std::byte> piece, std::uint64_t done) {
     if (source != nullptr) {
-      std::memcpy(piece.data(), source + done, bytes);
-    } else {
-      const std::span<const std::byte> from = spilled.host_bytes(0, done);
-      bytes = std::min<std::uint64_t>(bytes, from.size());
-      std::memcpy(piece.data(), from.data(), bytes);
+      std::memcpy(piece.data(), source + done, piece.size());
+      return;
     }
-    done += bytes;
-  }
+    visit_pinned_run(spilled, done, piece.size(), [&](std::span<const std::byte> from, std::uint64_t copied) {
+      std::memcpy(piece.data() + copied, from.data(), from.size());
+    });
+  });
   spillable_.forget(storage);
   parameter.storage =
       ManagedStorage::attach(storage, chunk_sets_[parameter.chunk_set].parameter, begin, parameter.name, registry_);

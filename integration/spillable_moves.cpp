@@ -4,23 +4,10 @@
 #include <cstring>
 #include <optional>
 
+#include "integration/pinned_run.h"
 #include "integration/spillable_storages.h"
 
 namespace terrace {
-namespace {
-
-/// Copies between a block and the chunk that `pin` holds alone on the host.
-template <class Copy>
-void copy_pieces(const Pin& pin, std::uint64_t bytes, Copy&& copy) {
-  for (std::uint64_t done = 0; done < bytes;) {
-    const std::span<std::byte> piece = pin.host_bytes(0, done);
-    const std::uint64_t length = std::min<std::uint64_t>(piece.size(), bytes - done);
-    copy(piece.data(), done, length);
-    done += length;
-  }
-}
-
-}  // namespace
 
 class SpillableStorages::Turn {
  public:
@@ -99,8 +86,8 @@ void SpillableStorages::bring_back(c10::StorageImpl& storage, Entry& entry) {
     const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
     const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
     auto* const destination = static_cast<std::byte*>(block.mutable_get());
-    copy_pieces(pin, bytes, [&](const std::byte* piece, std::uint64_t at, std::uint64_t length) {
-      std::memcpy(destination + at, piece, length);
+    visit_pinned_run(pin, 0, bytes, [&](std::span<const std::byte> piece, std::uint64_t done) {
+      std::memcpy(destination + done, piece.data(), piece.size());
     });
   } catch (...) {
     settle(entry, Place::away, std::move(run));
@@ -142,8 +129,8 @@ bool SpillableStorages::spill_one() {
     const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
     const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
     const auto* const source = static_cast<const std::byte*>(storage->data());
-    copy_pieces(pin, bytes, [&](std::byte* piece, std::uint64_t at, std::uint64_t length) {
-      std::memcpy(piece, source + at, length);
+    visit_pinned_run(pin, 0, bytes, [&](std::span<std::byte> piece, std::uint64_t done) {
+      std::memcpy(piece.data(), source + done, piece.size());
     });
     settle(*entry, Place::away, ManagedStorage::attach_spilled(*storage, *chunk, registry_));
   } catch (...) {
