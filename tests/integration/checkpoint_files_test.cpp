@@ -21,6 +21,7 @@
 #include "integration/checkpoint_writer.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/fault_injecting_files.h"
+#include "tests/integration/message_of.h"
 
 namespace terrace::testing {
 namespace {
@@ -108,21 +109,6 @@ std::string text_of(const std::filesystem::path& path) {
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
-}
-
-/// What the call throws of type E.
-template <class E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "threw another error: " << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "threw nothing";
-  return "";
 }
 
 /// Runs `save` in a process of its own, killed at an operation; returns whether it came that far.

@@ -18,6 +18,7 @@
 #include "offload/choose_engine.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/fault_injecting_files.h"
+#include "tests/integration/message_of.h"
 #include "tests/integration/small_gpt.h"
 #include "tests/offload/fault_injecting_engine.h"
 
@@ -132,20 +133,6 @@ void expect_same_bits(const Tensors& left, const Tensors& right) {
   for (std::size_t i = 0; i < left.size(); ++i) {
     EXPECT_TRUE(same_bits(left[i], right[i])) << "tensor " << i;
   }
-}
-
-template <class E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "threw another error: " << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "threw nothing";
-  return "";
 }
 
 CheckpointManifest manifest_in(const std::filesystem::path& folder) {
