@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "memory/stall.h"
 #include "offload/tier.h"
 
 namespace terrace {
@@ -43,8 +44,9 @@ class MemoryUsage {
 
   std::array<OfTier, tier_count> tiers{};
   Moved bytes_moved{};
-  /// Time that the program has waited for chunks or for room, since the session began.
+  /// Time that the program has waited, since the session began; by cause it sums to the whole.
   double stall_seconds = 0;
+  std::array<double, stall_cause_count> stall_seconds_by_cause{};
   /// Transfers to the device that were started only when somebody waited for the bytes.
   std::uint64_t demand_fetches = 0;
 };

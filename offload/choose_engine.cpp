@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/fallback.h"
 #include "offload/thread_engine.h"
 #include "offload/uring_engine.h"
 
@@ -26,8 +26,7 @@ std::unique_ptr<IoEngine> make_plain_engine(std::string_view choice) {
                       "choose the I/O engine threads, or allow io_uring (sysctl kernel.io_uring_disabled, or the "
                       "container's seccomp profile)");
   }
-  log_once("nvme.io_engine", LogLevel::warning,
-           "nvme: io_uring is not available: " + why_not + "; threads read and write instead");
+  note_fallback("nvme: threads read and write instead of io_uring", why_not);
   return std::make_unique<ThreadEngine>();
 }
 

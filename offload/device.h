@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "offload/budget.h"
@@ -27,6 +28,14 @@ class Device {
 
   virtual std::string_view name() const noexcept = 0;
   virtual Budget& budget() noexcept = 0;
+
+  /// Whether the CPU reads and writes the device's memory by its address.
+  virtual bool is_host_memory() const noexcept = 0;
+
+  /// Fixes host memory in place, so that copies to and from it run at the link's rate; it is `unpin`ned before it goes.
+  /// Where the system refuses, a fallback is noted and copies go on slower.
+  virtual void pin(std::span<std::byte> host) = 0;
+  virtual void unpin(std::span<std::byte> host) noexcept = 0;
 
   /// What a slot, or an allocation of the program, of `bytes` takes from the budget.
   virtual std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept = 0;
@@ -45,7 +54,9 @@ class Device {
   virtual Fence copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
   virtual Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
 
-  /// The point that the program's computation has been issued to so far.
+  /// The program computes on this stream of the device, from now on too. One that is known already costs little.
+  virtual void computes_on(void* stream) = 0;
+  /// The point that the program's computation has been issued to so far, on all of its streams.
   virtual Fence computation() = 0;
   virtual bool reached(Fence fence) noexcept = 0;
   /// Blocks until the fence is reached.

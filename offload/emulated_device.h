@@ -25,6 +25,10 @@ class EmulatedDevice final : public Device {
 
   std::string_view name() const noexcept override { return "emulated"; }
   Budget& budget() noexcept override { return budget_; }
+  bool is_host_memory() const noexcept override { return true; }
+  void pin(std::span<std::byte> /*host*/) override {}
+  void unpin(std::span<std::byte> /*host*/) noexcept override {}
+  void computes_on(void* /*stream*/) override {}
   std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept override;
   std::uint64_t allocation_bytes(std::uint64_t bytes) const noexcept override;
   std::byte* map_slot(std::uint64_t bytes) override;
