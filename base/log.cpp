@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,8 @@
 
 #include <spdlog/logger.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
+
+#include "base/status_line.h"
 
 namespace terrace {
 namespace {
@@ -42,9 +45,13 @@ struct Log {
   Log() {
     logger.set_level(spdlog::level::trace);
     logger.set_pattern("%H:%M:%S.%e terrace %^%l%$: %v");
+    const char* const no_colour = std::getenv("NO_COLOR");  // no-color.org
+    if (no_colour != nullptr && *no_colour != '\0') sink->set_color_mode(spdlog::color_mode::never);
   }
 
-  spdlog::logger logger{"terrace", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()};
+  const std::shared_ptr<spdlog::sinks::stderr_color_sink_mt> sink =
+      std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+  spdlog::logger logger{"terrace", sink};
   std::mutex mutex;
   std::set<std::string, std::less<>> logged_keys;
 };
@@ -59,6 +66,7 @@ Log& instance() {
 void log(LogLevel level, std::string_view text) noexcept {
   if (!log_enabled(level)) return;
   try {
+    const WithoutStatusLine without_status_line;
     instance().logger.log(spdlog_level(level), spdlog::string_view_t(text.data(), text.size()));
   } catch (...) {  // NOLINT(bugprone-empty-catch): the header says so
   }

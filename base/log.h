@@ -1,4 +1,4 @@
-/// The log: one line an event, on standard error.
+/// The log: one line an event, on standard error, above the status line where there is one.
 ///
 /// A message is logged as it stands; braces in it mean nothing. Levels below the current one, `info` unless set, are
 /// dropped. Thread-safe, also while the process exits. Nothing here throws: what cannot be logged is lost.

@@ -19,6 +19,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<std::string>>;
 
+constexpr double kShownShare = 0.005;  // less reads 0%
+
 template <class... Values>
 std::string formatted(const char* format, Values... values) {
   std::array<char, 300> text;
@@ -39,7 +41,14 @@ std::string printable(std::string_view text) {
   return shown;
 }
 
-std::string memory_table(const MemoryUsage& usage) {
+/// A table whose first line is a heading.
+std::string headed(const Rows& rows, Looks looks) {
+  const std::string table = format_table(rows);
+  const std::size_t end = table.find('\n');
+  return styled(table.substr(0, end), Style::heading, looks) + table.substr(end);
+}
+
+std::string memory_table(const MemoryUsage& usage, Looks looks) {
   std::vector<Tier> tiers;
   for (const Tier tier : all_tiers) {
     if (usage.capacity(tier) > 0) tiers.push_back(tier);
@@ -59,17 +68,52 @@ std::string memory_table(const MemoryUsage& usage) {
   add("used", [&](Tier tier) {
     return formatted("%.0f%%", 100 * static_cast<double>(usage.peak(tier)) / static_cast<double>(usage.capacity(tier)));
   });
-  return format_table(rows);
+  return headed(rows, looks);
 }
 
-std::string moved_table(const Report& report) {
+std::string moved_table(const Report& report, Looks looks) {
   Rows rows{{"moved", "in all", "a step"}};
   const auto steps = static_cast<std::uint64_t>(std::max<std::int64_t>(report.steps - report.resumed_after, 1));
   for (const Link link : all_links) {
     rows.push_back({"  " + std::string(name_of(link)), bytes_or_dash(report.usage.moved(link)),
                     bytes_or_dash(report.moved_in_steps[index_of(link)] / steps)});
   }
-  return format_table(rows);
+  return headed(rows, looks);
+}
+
+std::string account_text(const Account& account, Looks looks) {
+  Rows rows{{"the steps' time", "share", ""}};
+  const auto add = [&](std::string name, double seconds) {
+    const double share = account.share_of(seconds);
+    if (share >= kShownShare)
+      rows.push_back({"  " + std::move(name), formatted("%.0f%%", 100 * share), format_duration(seconds)});
+  };
+  add("computation", account.computation_seconds);
+  add("updates", account.update_seconds);
+  for (const StallCause cause : all_stall_causes) {
+    add("waiting: " + std::string(name_of(cause)), account.stall_seconds_by_cause[index_of(cause)]);
+  }
+  std::string text = headed(rows, looks) + "bound by " + account.bound + ": " + account.reason + "\n";
+  if (!account.suggestion.empty()) text += "to go faster, " + account.suggestion + "\n";
+  return text;
+}
+
+/// What a run was, or that there was none.
+std::string summary(const Report& report) {
+  const auto done = static_cast<long long>(report.steps);
+  const auto planned = static_cast<long long>(report.planned_steps);
+  const auto before = static_cast<long long>(report.resumed_after);
+  if (report.resumed_after >= report.planned_steps) {
+    return formatted(
+        "nothing was left to do: resumed after step %lld, and the run ends after step %lld; last loss %.4f\n", before,
+        planned, report.loss);
+  }
+  return formatted("%s %lld of %lld steps%s: %lld tokens in %s, %.0f tokens/s, stalled %.0f%%, last loss %.4f\n",
+                   report.interrupted ? "interrupted after" : "trained", done, planned,
+                   before == 0 ? "" : formatted(", resumed after step %lld", before).c_str(),
+                   static_cast<long long>(report.tokens), format_duration(report.seconds).c_str(),
+                   report.tokens_per_second(), report.seconds > 0 ? 100 * report.stall_seconds / report.seconds : 0.0,
+                   report.loss);
 }
 
 Json tier_json(const MemoryUsage& usage, Tier tier) {
@@ -81,18 +125,24 @@ Json tier_json(const MemoryUsage& usage, Tier tier) {
   return json;
 }
 
+Json account_json(const Account& account) {
+  Json json;
+  json["seconds"] = account.seconds;
+  json["computation_seconds"] = account.computation_seconds;
+  json["update_seconds"] = account.update_seconds;
+  for (const StallCause cause : all_stall_causes) {
+    json["stall_seconds_by_cause"][name_of(cause)] = account.stall_seconds_by_cause[index_of(cause)];
+  }
+  json["bound"] = account.bound;
+  json["reason"] = account.reason;
+  json["suggestion"] = account.suggestion;
+  return json;
+}
+
 }  // namespace
 
-std::string to_text(const Report& report) {
-  const std::string resumed =
-      report.resumed_after == 0 ? ""
-                                : formatted(", resumed after step %lld", static_cast<long long>(report.resumed_after));
-  std::string text =
-      formatted("%s %lld of %lld steps%s: %lld tokens in %s, %.0f tokens/s, stalled %.0f%%, last loss %.4f\n",
-                report.interrupted ? "interrupted after" : "trained", static_cast<long long>(report.steps),
-                static_cast<long long>(report.planned_steps), resumed.c_str(), static_cast<long long>(report.tokens),
-                format_duration(report.seconds).c_str(), report.tokens_per_second(),
-                report.seconds > 0 ? 100 * report.stall_seconds / report.seconds : 0.0, report.loss);
+std::string to_text(const Report& report, Looks looks) {
+  std::string text = summary(report);
   text += formatted("%lld parameters, training state %s%s\n", static_cast<long long>(report.parameters),
                     format_bytes(report.state_bytes).c_str(), report.managed ? "" : ", unmanaged");
   if (report.held_out) {
@@ -106,7 +156,10 @@ std::string to_text(const Report& report) {
                       report.checkpoint->seconds);
   }
   if (report.sample) text.append("\n--- sample ---\n").append(printable(*report.sample)).append("\n--------------\n");
-  if (report.managed) text.append("\n").append(memory_table(report.usage)).append("\n").append(moved_table(report));
+  if (report.managed) {
+    text.append("\n").append(memory_table(report.usage, looks)).append("\n").append(moved_table(report, looks));
+  }
+  if (report.account) text.append("\n").append(account_text(*report.account, looks));
   return text;
 }
 
@@ -143,6 +196,7 @@ std::string to_json(const Report& report) {
       run["bytes_moved_by_kind"][name_of(link)][name_of(kind)] = report.usage.moved(link, kind);
     }
   }
+  if (report.account) run["account"] = account_json(*report.account);
   Json json;
   json["version"] = report_version;
   json["machine"] = machine_json(report.threads);

@@ -7,7 +7,9 @@
 #include <string>
 
 #include "memory/usage.h"
+#include "tools/account.h"
 #include "tools/metrics.h"
+#include "tools/terminal.h"
 
 namespace terrace {
 
@@ -32,6 +34,7 @@ struct Report {
   std::int64_t tokens = 0;
   double seconds = 0;  ///< of all steps
   double stall_seconds = 0;
+  std::array<double, stall_cause_count> stall_seconds_by_cause{};
   double loss = 0;  ///< of the last step
   std::optional<HeldOut> held_out;
   std::optional<std::string> sample;
@@ -39,12 +42,13 @@ struct Report {
   int threads = 1;  ///< that compute used
   MemoryUsage usage;
   std::array<std::uint64_t, link_count> moved_in_steps{};  ///< bytes; what came after the last step moved more
+  std::optional<Account> account;                          ///< where managed and a step was made
 
   double tokens_per_second() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
 };
 
-/// The run in a few lines, the held-out loss, the sample, and tables of memory and of what moved.
-std::string to_text(const Report& report);
+/// The run in a few lines, the held-out loss, the sample, tables of memory and of what moved, and where the time went.
+std::string to_text(const Report& report, Looks looks = {});
 
 /// One object: `version`, `machine`, and `cases` with one case, "train".
 std::string to_json(const Report& report);

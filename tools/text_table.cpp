@@ -5,19 +5,11 @@
 #include <cstddef>
 #include <cstdio>
 
+#include "tools/terminal.h"
+
 namespace terrace {
-namespace {
-
-/// Characters, not bytes.
-std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char byte) { return (static_cast<unsigned>(byte) & 0xC0U) != 0x80U; }));
-}
-
-}  // namespace
-
 std::string format_table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths;
+  std::vector<int> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t column = 0; column < row.size(); ++column) {
@@ -28,7 +20,7 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t column = 0; column < row.size(); ++column) {
-      const std::string padding(widths[column] - width_of(row[column]), ' ');
+      const std::string padding(static_cast<std::size_t>(widths[column] - width_of(row[column])), ' ');
       line += column == 0 ? row[column] + padding : "  " + padding + row[column];
     }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";

@@ -5,10 +5,12 @@
 #include <memory>
 #include <optional>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/memory_info.h"
 #include "base/units.h"
 #include "integration/checkpoint_lock.h"
 #include "integration/checkpoint_reader.h"
@@ -18,6 +20,7 @@
 #include "tools/metrics.h"
 #include "tools/progress.h"
 #include "tools/report.h"
+#include "tools/terminal.h"
 #include "tools/training.h"
 
 namespace terrace {
@@ -79,8 +82,7 @@ std::optional<CheckpointLock> lock_for_saving(const TrainOptions& options) {
 /// Saves when the options say so, and fills in what was saved.
 class Checkpoints {
  public:
-  Checkpoints(const TrainOptions& options, const std::optional<CheckpointLock>& lock, Training& training,
-              Report& report)
+  Checkpoints(const TrainOptions& options, std::optional<CheckpointLock>& lock, Training& training, Report& report)
       : options_(options), lock_(lock), training_(training), report_(report), saved_step_(training.steps_done()) {}
 
   void after_step() {
@@ -100,20 +102,20 @@ class Checkpoints {
   }
 
   const TrainOptions& options_;
-  const std::optional<CheckpointLock>& lock_;
+  std::optional<CheckpointLock>& lock_;
   Training& training_;
   Report& report_;
   std::int64_t saved_step_;  ///< the one that was resumed, until one is saved
 };
 
 /// Trains until the last step or an interrupt, saves, and fills in what the steps gave.
-void run_steps(const TrainOptions& options, const std::optional<CheckpointLock>& lock, Training& training,
+void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock, Training& training,
                const std::vector<std::filesystem::path>& metrics_paths, const Interrupt& interrupt, Report& report) {
   const std::int64_t last_step = report.planned_steps;
   std::vector<std::unique_ptr<MetricsFile>> files;
   for (const auto& path : metrics_paths) files.push_back(std::make_unique<MetricsFile>(path, report.resumed_after));
   Checkpoints checkpoints(options, lock, training, report);
-  Progress progress(stderr, last_step);
+  Progress progress(last_step, training.usage());
   while (training.steps_done() < last_step && !interrupt.requested()) {
     const StepMetrics step = training.step();
     for (const auto& file : files) file->write(step);
@@ -121,6 +123,9 @@ void run_steps(const TrainOptions& options, const std::optional<CheckpointLock>&
     report.tokens += step.tokens;
     report.seconds += step.seconds;
     report.stall_seconds += step.stall_seconds;
+    for (std::size_t cause = 0; cause < stall_cause_count; ++cause) {
+      report.stall_seconds_by_cause[cause] += step.stall_seconds_by_cause[cause];
+    }
     for (const Link link : all_links) report.moved_in_steps[index_of(link)] += step.bytes_moved[index_of(link)];
     checkpoints.after_step();
   }
@@ -130,12 +135,35 @@ void run_steps(const TrainOptions& options, const std::optional<CheckpointLock>&
   report.loss = training.last_loss();
 }
 
+/// What the machine could still give each tier.
+std::array<std::uint64_t, tier_count> spare_bytes(const Config& config) {
+  std::array<std::uint64_t, tier_count> spare{};
+  spare[index_of(Tier::device)] = spare[index_of(Tier::host)] = available_memory_bytes();  // the device is emulated
+  for (const auto& path : config.nvme.paths) {
+    std::error_code error;
+    const std::uint64_t free = std::filesystem::space(path, error).available;
+    std::uint64_t& least = spare[index_of(Tier::nvme)];
+    if (!error) least = least == 0 ? free : std::min(least, free);
+  }
+  return spare;
+}
+
+Account account_of(const Report& report, const Config& config) {
+  return account_of({.config = config,
+                     .seconds = report.seconds,
+                     .stall_seconds_by_cause = report.stall_seconds_by_cause,
+                     .usage = report.usage,
+                     .spare_bytes = spare_bytes(config),
+                     .threads = report.threads,
+                     .cores = static_cast<int>(std::thread::hardware_concurrency())});
+}
+
 }  // namespace
 
 bool train(const TrainOptions& options) {
   require_session_for_checkpoints(options);
   if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);  // told before the work
-  const std::optional<CheckpointLock> lock = lock_for_saving(options);
+  std::optional<CheckpointLock> lock = lock_for_saving(options);
   const Config& config = options.config;
   std::vector<std::filesystem::path> metrics_paths;
   if (!options.metrics.empty()) metrics_paths.push_back(options.metrics);
@@ -169,8 +197,9 @@ bool train(const TrainOptions& options) {
   if (options.sample > 0 && !stop()) report.sample = training.sample(options.prompt, options.sample, stop);
   report.interrupted = stop();
   report.usage = training.usage();
+  if (report.managed && report.tokens > 0) report.account = account_of(report, config);
 
-  std::fputs((options.json ? to_json(report) + "\n" : to_text(report)).c_str(), stdout);
+  std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);
   std::fflush(stdout);
   if (!options.output.empty()) {
     if (report.sample) write_file(options.output / "sample.txt", *report.sample);

@@ -77,6 +77,9 @@ StepMetrics Training::step() {
 
   const MemoryUsage before = std::exchange(usage_, usage());
   metrics.stall_seconds = usage_.stall_seconds - before.stall_seconds;
+  for (std::size_t cause = 0; cause < stall_cause_count; ++cause) {
+    metrics.stall_seconds_by_cause[cause] = usage_.stall_seconds_by_cause[cause] - before.stall_seconds_by_cause[cause];
+  }
   for (const Tier tier : all_tiers) metrics.peak_bytes[index_of(tier)] = usage_.step_peak(tier);
   for (const Link link : all_links) metrics.bytes_moved[index_of(link)] = usage_.moved(link) - before.moved(link);
   metrics.seconds = watch.elapsed_seconds();

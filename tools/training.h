@@ -40,7 +40,7 @@ class Training {
   void finish();
 
   /// Saves what the session does and where the data are, after the last step.
-  void save(const CheckpointLock& lock);
+  void save(CheckpointLock& lock);
   /// Goes to where the run stood that saved: the next step is the one after its last. Warns where the data, or
   /// settings that losses depend on, are others. Throws what Session::load throws, and ConfigError for a checkpoint of
   /// another program or another model, before anything changes.

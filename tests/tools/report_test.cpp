@@ -1,0 +1,74 @@
+#include "tools/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace terrace {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Report stalled() {
+  Report report;
+  report.steps = report.planned_steps = 5;
+  report.tokens = 1000;
+  report.seconds = 100;
+  report.account = Account{.seconds = 100,
+                           .computation_seconds = 60,
+                           .update_seconds = 6,
+                           .stall_seconds_by_cause = {},
+                           .bound = "nvme→host",
+                           .reason = "34% of the time was spent waiting for bytes from NVMe",
+                           .suggestion = "raise host.memory (now 180MiB)"};
+  report.account->stall_seconds_by_cause[index_of(StallCause::nvme_to_host)] = 34;
+  return report;
+}
+
+TEST(Report, says_where_the_time_went_and_what_would_help) {
+  EXPECT_THAT(to_text(stalled()),
+              HasSubstr("\nthe steps' time    share\n"
+                        "  computation        60%  1m00s\n"
+                        "  updates             6%   6.0s\n"
+                        "  waiting: nvme→host  34%    34s\n"
+                        "bound by nvme→host: 34% of the time was spent waiting for bytes from NVMe\n"
+                        "to go faster, raise host.memory (now 180MiB)\n"));
+}
+
+TEST(Report, leaves_out_what_there_is_nothing_to_say_about) {
+  Report report = stalled();
+  report.account->suggestion.clear();
+  report.account->update_seconds = 0;
+  EXPECT_THAT(to_text(report), Not(HasSubstr("to go faster")));
+  EXPECT_THAT(to_text(report), Not(HasSubstr("updates")));
+  report.account.reset();
+  EXPECT_THAT(to_text(report), Not(HasSubstr("bound by")));
+}
+
+TEST(Report, has_the_account_in_json) {
+  const auto run = nlohmann::json::parse(to_json(stalled()))["cases"][0];
+  EXPECT_EQ(run["account"]["bound"], "nvme→host");
+  EXPECT_EQ(run["account"]["computation_seconds"], 60);
+  EXPECT_EQ(run["account"]["stall_seconds_by_cause"]["nvme→host"], 34);
+  EXPECT_EQ(run["account"]["suggestion"], "raise host.memory (now 180MiB)");
+}
+
+TEST(Report, has_colours_for_headings_only_where_they_are_asked_for) {
+  EXPECT_THAT(to_text(stalled()), Not(HasSubstr("\x1b")));
+  const std::string text = to_text(stalled(), {.colours = true, .utf8 = true});
+  EXPECT_THAT(text, HasSubstr("\x1b[1mmoved"));
+  EXPECT_THAT(text, HasSubstr("\x1b[1mthe steps' time"));
+}
+
+TEST(Report, says_plainly_that_nothing_was_left_to_do) {
+  Report report;
+  report.steps = report.resumed_after = 40;
+  report.planned_steps = 5;
+  report.loss = 2.5;
+  EXPECT_THAT(to_text(report), ::testing::StartsWith("nothing was left to do: resumed after step 40, and the run ends "
+                                                     "after step 5; last loss 2.5000\n"));
+}
+
+}  // namespace
+}  // namespace terrace
