@@ -15,7 +15,19 @@
 namespace terrace {
 namespace {
 
-std::string hint_for(int error_number) {
+/// `path` is of a file; that of a folder ends with a separator.
+std::string hint_for_missing(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path.parent_path(), error)) {
+    return "the folder has been removed meanwhile: leave it where it is while something is saved or loaded";
+  }
+  if (std::filesystem::is_symlink(path, error)) {
+    return "it is a link to what is missing: remove it, or choose another folder";
+  }
+  return "a file has been removed from the folder meanwhile: leave it alone while something is saved or loaded";
+}
+
+std::string hint_for(int error_number, const std::filesystem::path& path) {
   switch (error_number) {
     case ENOSPC:
     case EDQUOT:
@@ -31,7 +43,7 @@ std::string hint_for(int error_number) {
     case EISDIR:
       return "there is a folder in the place of a file: move it out of the way, or choose another folder";
     case ENOENT:
-      return "the folder has been removed meanwhile: leave it where it is while something is saved or loaded";
+      return hint_for_missing(path);
     case ELOOP:
     case ENAMETOOLONG:
       return "choose a folder of another name";
@@ -50,8 +62,16 @@ std::string hint_for(int error_number) {
   }
 }
 
-[[noreturn]] void fail(const std::string& attempt, int error_number) {
-  throw IoError("checkpoint: " + attempt + " failed: " + errno_text(error_number), hint_for(error_number));
+/// `path` is what it failed on, as `hint_for_missing` takes it.
+[[noreturn]] void fail(const std::string& attempt, int error_number, const std::filesystem::path& path) {
+  throw IoError("checkpoint: " + attempt + " failed: " + errno_text(error_number), hint_for(error_number, path));
+}
+
+[[noreturn]] void fail_to_make(const std::filesystem::path& folder, int error_number) {
+  const std::string attempt = "making the folder " + folder.string();
+  if (error_number != ENOENT) fail(attempt, error_number, folder);
+  throw IoError("checkpoint: " + attempt + " failed: " + errno_text(error_number),
+                "choose another folder: none can be made there, or a link on the way leads to what is missing");
 }
 
 std::string range(std::size_t bytes, std::uint64_t offset) {
@@ -60,13 +80,13 @@ std::string range(std::size_t bytes, std::uint64_t offset) {
 
 CheckpointFile open_file(const std::filesystem::path& path, int flags, const char* attempt) {
   const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  if (descriptor < 0) fail(attempt + path.string(), errno);
+  if (descriptor < 0) fail(attempt + path.string(), errno, (flags & O_DIRECTORY) != 0 ? path / "" : path);
   return {descriptor, path};
 }
 
 struct stat status_of(const CheckpointFile& file) {
   struct stat status = {};
-  if (::fstat(file.descriptor(), &status) != 0) fail("asking what " + file.path().string() + " is", errno);
+  if (::fstat(file.descriptor(), &status) != 0) fail("asking what " + file.path().string() + " is", errno, file.path());
   return status;
 }
 
@@ -80,7 +100,7 @@ class SystemFiles final : public CheckpointFiles {
       made.push_back(path);
     }
     std::filesystem::create_directories(folder, error);
-    if (error) fail("making the folder " + folder.string(), error.value());
+    if (error) fail_to_make(folder, error.value());
     for (const auto& path : made) sync_folder(path.parent_path());
   }
 
@@ -92,14 +112,14 @@ class SystemFiles final : public CheckpointFiles {
     for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
       names.push_back(entries->path().filename().string());
     }
-    if (error) fail("listing the folder " + folder.string(), error.value());
+    if (error) fail("listing the folder " + folder.string(), error.value(), folder / "");
     return names;
   }
 
   std::optional<CheckpointFile> lock(const std::filesystem::path& path) override {
     CheckpointFile file = open_file(path, O_RDWR | O_CREAT, "opening ");
     if (::flock(file.descriptor(), LOCK_EX | LOCK_NB) == 0) return file;
-    if (errno != EWOULDBLOCK) fail("locking " + path.string(), errno);
+    if (errno != EWOULDBLOCK) fail("locking " + path.string(), errno, path);
     return std::nullopt;
   }
 
@@ -111,7 +131,7 @@ class SystemFiles final : public CheckpointFiles {
     // Where it is a pipe, opening it would wait for who writes to it.
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (descriptor < 0) {
-      if (errno != ENOENT) fail("opening " + path.string(), errno);
+      if (errno != ENOENT) fail("opening " + path.string(), errno, path);
       return std::nullopt;
     }
     CheckpointFile file(descriptor, path);
@@ -122,13 +142,23 @@ class SystemFiles final : public CheckpointFiles {
     return file;
   }
 
+  bool is_in_place(const CheckpointFile& file) override {
+    struct stat there = {};
+    if (::stat(file.path().c_str(), &there) != 0) {
+      if (errno == ENOENT || errno == ENOTDIR) return false;
+      fail("asking what is at " + file.path().string(), errno, file.path());
+    }
+    const struct stat held = status_of(file);
+    return there.st_dev == held.st_dev && there.st_ino == held.st_ino;
+  }
+
   std::uint64_t size(const CheckpointFile& file) override {
     return static_cast<std::uint64_t>(status_of(file).st_size);
   }
 
   void resize(const CheckpointFile& file, std::uint64_t bytes) override {
     if (::ftruncate(file.descriptor(), static_cast<off_t>(bytes)) != 0) {
-      fail("setting the size of " + file.path().string() + " to " + std::to_string(bytes) + " B", errno);
+      fail("setting the size of " + file.path().string() + " to " + std::to_string(bytes) + " B", errno, file.path());
     }
   }
 
@@ -137,7 +167,8 @@ class SystemFiles final : public CheckpointFiles {
       const ssize_t taken = ::pwrite(file.descriptor(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
       if (taken < 0 && errno == EINTR) continue;
       if (taken <= 0) {
-        fail("write of " + range(bytes.size(), offset) + " to " + file.path().string(), taken < 0 ? errno : EIO);
+        fail("write of " + range(bytes.size(), offset) + " to " + file.path().string(), taken < 0 ? errno : EIO,
+             file.path());
       }
       bytes = bytes.subspan(static_cast<std::size_t>(taken));
       offset += static_cast<std::uint64_t>(taken);
@@ -150,7 +181,7 @@ class SystemFiles final : public CheckpointFiles {
       const ssize_t got =
           ::pread(file.descriptor(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail("read of " + range(bytes.size(), offset) + " from " + file.path().string(), errno);
+      if (got < 0) fail("read of " + range(bytes.size(), offset) + " from " + file.path().string(), errno, file.path());
       if (got == 0) break;
       done += static_cast<std::size_t>(got);
     }
@@ -158,24 +189,24 @@ class SystemFiles final : public CheckpointFiles {
   }
 
   void sync(const CheckpointFile& file) override {
-    if (::fsync(file.descriptor()) != 0) fail("sync of " + file.path().string(), errno);
+    if (::fsync(file.descriptor()) != 0) fail("sync of " + file.path().string(), errno, file.path());
   }
 
   void sync_folder(const std::filesystem::path& folder) override {
     const CheckpointFile opened = open_file(folder, O_RDONLY | O_DIRECTORY, "opening ");
     if (::fsync(opened.descriptor()) == 0) return;
-    if (errno != EINVAL && errno != ENOTSUP) fail("sync of " + folder.string(), errno);
+    if (errno != EINVAL && errno != ENOTSUP) fail("sync of " + folder.string(), errno, folder / "");
     log_once("checkpoint: folder sync", LogLevel::warning,
              "checkpoint: the file system of " + folder.string() +
                  " syncs no folders: what is saved there may be lost should the machine fail");
   }
 
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {
-    if (::rename(from.c_str(), to.c_str()) != 0) fail("renaming " + from.string() + " to " + to.string(), errno);
+    if (::rename(from.c_str(), to.c_str()) != 0) fail("renaming " + from.string() + " to " + to.string(), errno, from);
   }
 
   void remove(const std::filesystem::path& path) override {
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail("removing " + path.string(), errno);
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) fail("removing " + path.string(), errno, path);
   }
 };
 

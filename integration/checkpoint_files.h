@@ -55,6 +55,8 @@ class CheckpointFiles {
   /// Opens a file for reading; nothing if there is none. What is no file, such as a pipe, is refused and not waited
   /// for.
   virtual std::optional<CheckpointFile> open(const std::filesystem::path& path) = 0;
+  /// Whether the file at its path is still this one.
+  virtual bool is_in_place(const CheckpointFile& file) = 0;
   virtual std::uint64_t size(const CheckpointFile& file) = 0;
   virtual void write(const CheckpointFile& file, std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   /// The file ends at `bytes`; what was not written up to there reads as zeros.

@@ -19,18 +19,20 @@ std::string new_data_file_name() {
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(CheckpointFiles& files, const std::filesystem::path& folder)
-    : CheckpointWriter(CheckpointLock(files, folder), CheckpointFolder(files, folder)) {}
+    : own_lock_(std::in_place, files, folder), lock_(*own_lock_) {
+  start();
+}
 
-CheckpointWriter::CheckpointWriter(const CheckpointLock& lock) : CheckpointWriter(std::nullopt, lock.folder()) {}
+CheckpointWriter::CheckpointWriter(CheckpointLock& lock) : lock_(lock) {
+  lock_.renew();
+  start();
+}
 
-CheckpointWriter::CheckpointWriter(std::optional<CheckpointLock> own_lock, const CheckpointFolder& folder)
-    : own_lock_(std::move(own_lock)), folder_(folder) {
-  CheckpointFiles& files = folder_.files();
-  files.make_folder(folder_.path());  // it may have been removed since the lock was taken
+void CheckpointWriter::start() {
   // What a save that was killed has left would take the room of this one.
   folder_.remove_leftovers();
   manifest_.data_file = new_data_file_name();
-  data_ = files.create(folder_.path() / manifest_.data_file);
+  data_ = folder_.files().create(folder_.path() / manifest_.data_file);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -80,6 +82,7 @@ void CheckpointWriter::commit(const CheckpointNotes& notes) {
   files.resize(data_, manifest_.data_bytes);  // an empty record at the end has written nothing up to its place
   files.sync(data_);
   files.sync_folder(folder_.path());  // the data file has its name before a manifest names it
+  lock_.require_held();               // or the manifest would come into another folder than the data
   {
     const CheckpointFile next = files.create(folder_.next_manifest_path());
     files.write(next, 0, std::as_bytes(std::span(text)));
@@ -98,6 +101,6 @@ void CheckpointWriter::commit(const CheckpointNotes& notes) {
   folder_.remove_all_but(manifest_.data_file);
 }
 
-void require_can_save(const CheckpointLock& lock) { const CheckpointWriter writer(lock); }
+void require_can_save(CheckpointLock& lock) { const CheckpointWriter writer(lock); }
 
 }  // namespace terrace

@@ -21,8 +21,8 @@ class CheckpointWriter {
   /// Makes the folder where it is missing. Throws ConfigError if it is not a checkpoint's, or another process saves
   /// there, and IoError.
   CheckpointWriter(CheckpointFiles& files, const std::filesystem::path& folder);
-  /// The lock, which is held already, outlives it.
-  explicit CheckpointWriter(const CheckpointLock& lock);
+  /// The lock, which is held already, outlives it. Renews it.
+  explicit CheckpointWriter(CheckpointLock& lock);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -36,13 +36,13 @@ class CheckpointWriter {
   void commit(const CheckpointNotes& notes);
 
  private:
+  void start();
   void end_record();
   void remove_written() noexcept;
 
-  CheckpointWriter(std::optional<CheckpointLock> own_lock, const CheckpointFolder& folder);
-
-  const std::optional<CheckpointLock> own_lock_;
-  const CheckpointFolder folder_;
+  std::optional<CheckpointLock> own_lock_;
+  CheckpointLock& lock_;
+  const CheckpointFolder& folder_ = lock_.folder();
   CheckpointManifest manifest_;
   CheckpointFile data_;
   CheckpointChecksum checksum_;
@@ -50,6 +50,6 @@ class CheckpointWriter {
 };
 
 /// Throws what a save into the folder would throw before it writes: for those who save after much work.
-void require_can_save(const CheckpointLock& lock);
+void require_can_save(CheckpointLock& lock);
 
 }  // namespace terrace

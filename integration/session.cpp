@@ -47,7 +47,7 @@ void Session::for_each_parameter(const std::function<void(const std::string&, at
 
 void Session::save(const std::filesystem::path& folder, const CheckpointNotes& notes) { state_->save(folder, notes); }
 
-void Session::save(const CheckpointLock& lock, const CheckpointNotes& notes) { state_->save(lock, notes); }
+void Session::save(CheckpointLock& lock, const CheckpointNotes& notes) { state_->save(lock, notes); }
 
 CheckpointNotes Session::load(const std::filesystem::path& folder) { return state_->load(folder); }
 

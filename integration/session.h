@@ -99,8 +99,9 @@ class Session {
   /// error of an update; LogicError while anything is gathered, or for a buffer that is not dense or a type that has no
   /// name in a checkpoint.
   void save(const std::filesystem::path& folder, const CheckpointNotes& notes = {});
-  /// The same, to the folder whose lock the program holds.
-  void save(const CheckpointLock& lock, const CheckpointNotes& notes);
+  /// The same, to the folder whose lock the program holds. A folder that has been removed or moved meanwhile is made
+  /// again; IoError too, if there is one in its place that is in use.
+  void save(CheckpointLock& lock, const CheckpointNotes& notes);
 
   /// Goes to the checkpoint's state, before or after an AdamW is made, and returns the notes: the next step gives the
   /// bits that it would have given there. Gradients stay as they are. States of parameters that need no gradient now

@@ -49,7 +49,7 @@ void SessionState::save(const std::filesystem::path& folder, const CheckpointNot
   save_all(writer, notes);
 }
 
-void SessionState::save(const CheckpointLock& folder_lock, const CheckpointNotes& notes) {
+void SessionState::save(CheckpointLock& folder_lock, const CheckpointNotes& notes) {
   const auto held = lock();
   prepare_to_save(notes);
   CheckpointWriter writer(folder_lock);

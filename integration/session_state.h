@@ -86,7 +86,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   // As Session says.
   void save(const std::filesystem::path& folder, const CheckpointNotes& notes);
-  void save(const CheckpointLock& lock, const CheckpointNotes& notes);
+  void save(CheckpointLock& lock, const CheckpointNotes& notes);
   CheckpointNotes load(const std::filesystem::path& folder);
   /// Throws the error at which a load left a part of the session as it was.
   void require_whole() const;

@@ -263,7 +263,8 @@ TEST_F(CheckpointFilesTest, two_cannot_save_to_one_folder_at_a_time) {
 
 TEST_F(CheckpointFilesTest, whether_a_folder_can_be_saved_to_is_known_before_the_work) {
   const auto folder = new_folder();
-  require_can_save(CheckpointLock(*system_, folder));
+  CheckpointLock lock(*system_, folder);
+  require_can_save(lock);
   EXPECT_EQ(names_in(folder), Names{"lock"});
   scratch_.write("foreign/file", "");
   EXPECT_THROW(CheckpointLock(*system_, scratch_.path() / "foreign"), ConfigError);
@@ -271,7 +272,7 @@ TEST_F(CheckpointFilesTest, whether_a_folder_can_be_saved_to_is_known_before_the
 
 TEST_F(CheckpointFilesTest, who_holds_the_lock_saves_again_and_again_and_nobody_else) {
   const auto folder = new_folder();
-  const CheckpointLock lock(*system_, folder);
+  CheckpointLock lock(*system_, folder);
   for (int i = 0; i < 2; ++i) {
     CheckpointWriter writer(lock);
     writer.commit({{"save", std::to_string(i)}});
@@ -283,7 +284,7 @@ TEST_F(CheckpointFilesTest, who_holds_the_lock_saves_again_and_again_and_nobody_
 TEST_F(CheckpointFilesTest, what_comes_into_a_checkpoints_folder_or_a_locked_one_stays_and_ends_no_run) {
   const auto folder = new_folder();
   {
-    const CheckpointLock lock(*system_, folder);
+    CheckpointLock lock(*system_, folder);
     write_text(folder / ".DS_Store", "not ours");
     CheckpointWriter(lock).commit({});
   }
@@ -296,10 +297,54 @@ TEST_F(CheckpointFilesTest, what_comes_into_a_checkpoints_folder_or_a_locked_one
 
 TEST_F(CheckpointFilesTest, a_locked_folder_that_is_removed_is_made_again) {
   const auto folder = new_folder();
-  const CheckpointLock lock(*system_, folder);
-  std::filesystem::remove_all(folder);
-  CheckpointWriter(lock).commit({{"value", "1"}});
-  EXPECT_EQ(CheckpointReader(*system_, folder).manifest().notes.at("value"), "1");
+  CheckpointLock lock(*system_, folder);
+  const auto moved = new_folder();
+  const std::vector<std::function<void()>> ways{[&] { std::filesystem::remove_all(folder); },
+                                                [&] { std::filesystem::rename(folder, moved); }};
+  for (const auto& take_away : ways) {
+    take_away();
+    for (const std::string value : {"1", "2"}) {
+      CheckpointWriter(lock).commit({{"value", value}});
+      EXPECT_EQ(CheckpointReader(*system_, folder).manifest().notes.at("value"), value);
+      EXPECT_THAT(message_of<ConfigError>([&] { save(*system_, folder, 1); }), HasSubstr("another process is saving"));
+    }
+  }
+  EXPECT_EQ(CheckpointReader(*system_, moved).manifest().notes.at("value"), "2");
+  save(*system_, moved, 3);  // nobody has it locked any more
+}
+
+TEST_F(CheckpointFilesTest, a_folder_in_the_place_of_a_locked_one_is_left_alone) {
+  const auto folder = new_folder();
+  const auto refused = [&](CheckpointLock& lock, const std::string& reason) {
+    EXPECT_THAT(message_of<IoError>([&] { CheckpointWriter writer(lock); }),
+                ::testing::AllOf(HasSubstr(folder.string() + " is not the folder any more"), HasSubstr(reason)));
+  };
+  {
+    CheckpointLock lock(*system_, folder);
+    std::filesystem::remove_all(folder);
+    scratch_.write(folder.filename() / "notes.txt", "precious");
+    refused(lock, "holds 'notes.txt'");
+    EXPECT_EQ(names_in(folder), Names{"notes.txt"});
+    std::filesystem::remove_all(folder);
+    save(*system_, folder, 7);
+    refused(lock, "it holds a checkpoint");
+    EXPECT_EQ(load(folder), 7);
+    std::filesystem::remove_all(folder);
+    const CheckpointLock other(*system_, folder);
+    refused(lock, "another process is saving to it");
+  }
+}
+
+TEST_F(CheckpointFilesTest, a_folder_that_is_replaced_while_it_is_saved_to_gets_no_manifest) {
+  const auto folder = new_folder();
+  const auto moved = new_folder();
+  CheckpointLock lock(*system_, folder);
+  CheckpointWriter writer(lock);
+  std::filesystem::rename(folder, moved);
+  std::filesystem::create_directories(folder);
+  EXPECT_THAT(message_of<IoError>([&] { writer.commit({}); }),
+              HasSubstr(folder.string() + " is not the folder any more"));
+  EXPECT_EQ(names_in(folder), Names{});
 }
 
 TEST_F(CheckpointFilesTest, a_save_makes_each_thing_last_before_the_next_counts_on_it) {
@@ -385,7 +430,14 @@ TEST_F(CheckpointFilesTest, every_error_says_the_way_out) {
   EXPECT_THAT(hint_of([&] { load(loop); }), HasSubstr("another name"));
   EXPECT_THAT(hint_of([&] { save(*system_, loop, 1); }), HasSubstr("another name"));
   EXPECT_THAT(hint_of([&] { load(scratch_.path() / std::string(300, 'x')); }), HasSubstr("another name"));
-  EXPECT_THAT(hint_of([&] { system_->create(new_folder() / "file"); }), HasSubstr("removed meanwhile"));
+  EXPECT_THAT(hint_of([&] { system_->create(new_folder() / "file"); }), HasSubstr("folder has been removed"));
+  EXPECT_THAT(hint_of([&] { system_->sync_folder(new_folder()); }), HasSubstr("folder has been removed"));
+  const auto none = scratch_.path() / "none";
+  EXPECT_THAT(hint_of([&] { system_->rename(none, scratch_.path() / "some"); }), HasSubstr("a file has been removed"));
+  const auto link = scratch_.path() / "link";
+  std::filesystem::create_symlink(none / "deeper", link);
+  EXPECT_THAT(hint_of([&] { save(*system_, link / "folder", 1); }), HasSubstr("a link on the way"));
+  EXPECT_THAT(hint_of([&] { system_->lock(link); }), HasSubstr("it is a link to what is missing"));
   const auto folder = new_folder();
   std::filesystem::create_directories(folder / "lock");
   EXPECT_THAT(hint_of([&] { save(*system_, folder, 1); }), HasSubstr("a folder in the place of a file"));

@@ -357,7 +357,7 @@ TEST_F(CheckpointSession, a_parameter_that_was_unfrozen_before_the_save_goes_on_
 
 TEST_F(CheckpointSession, saves_to_a_folder_whose_lock_the_program_holds) {
   World world(on_host());
-  const CheckpointLock lock(checkpoint_files(), folder);
+  CheckpointLock lock(checkpoint_files(), folder);
   world.session.save(lock, {{"save", "1"}});
   EXPECT_THAT(message_of<ConfigError>([&] { world.session.save(folder); }), HasSubstr("another process is saving"));
   world.session.save(lock, {{"save", "2"}});

@@ -68,6 +68,9 @@ class FaultInjectingFiles final : public CheckpointFiles {
   std::optional<CheckpointFile> open(const std::filesystem::path& path) override {
     return run([&] { return system_->open(path); });
   }
+  bool is_in_place(const CheckpointFile& file) override {
+    return run([&] { return system_->is_in_place(file); });
+  }
   std::uint64_t size(const CheckpointFile& file) override {
     return run([&] { return system_->size(file); });
   }
