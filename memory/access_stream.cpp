@@ -47,7 +47,7 @@ ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t by
 }
 
 Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin) {
-  if (origin != AccessOrigin::prior_work) {
+  if (!is_prior_work(origin)) {
     settle_prior_work(accesses);
   }
   Request request;
@@ -128,7 +128,11 @@ void AccessStream::step_mark() {
 MemoryUsage AccessStream::usage() const {
   MemoryUsage usage;
   usage.bytes_moved = transfers_.moved();
-  usage.stall_seconds = static_cast<double>(stalled_ns_.load(std::memory_order_relaxed)) * 1e-9;
+  for (const StallCause cause : all_stall_causes) {
+    const std::int64_t stalled_ns = stalled_ns_[index_of(cause)].load(std::memory_order_relaxed);
+    usage.stall_seconds_by_cause[index_of(cause)] = static_cast<double>(stalled_ns) * 1e-9;
+    usage.stall_seconds += usage.stall_seconds_by_cause[index_of(cause)];
+  }
   const Lock lock(mutex_);
   usage.demand_fetches = policy_.demand_fetches();
   for (const Tier tier : all_tiers) {
@@ -182,15 +186,34 @@ void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
     std::rethrow_exception(policy_.failure());
   }
   if (request.verdict == Request::Verdict::waiting) {
-    const Stopwatch stopwatch;
-    changed_.wait(lock, [&] { return request.verdict != Request::Verdict::waiting; });
-    if (origin != AccessOrigin::prior_work) {
-      stalled_ns_.fetch_add(stopwatch.elapsed_ns(), std::memory_order_relaxed);
-    }
+    await_verdict(request, lock, origin);
   }
   if (request.verdict == Request::Verdict::refused) {
     std::rethrow_exception(request.error);
   }
+}
+
+void AccessStream::await_verdict(const Request& request, Lock& lock, AccessOrigin origin) {
+  const auto waits = [&] { return request.verdict == Request::Verdict::waiting; };
+  if (origin == AccessOrigin::background_work) {
+    changed_.wait(lock, [&] { return !waits(); });
+    return;
+  }
+  std::int64_t since_ns = monotonic_ns();
+  for (Wait wait = policy_.wait_of(request); waits();) {
+    changed_.wait(lock);
+    const Wait next = waits() ? policy_.wait_of(request) : wait;
+    if (!waits() || next != wait) {
+      const std::int64_t now_ns = monotonic_ns();
+      note_stall(wait.cause, since_ns, now_ns);
+      since_ns = now_ns;
+      wait = next;
+    }
+  }
+}
+
+void AccessStream::note_stall(StallCause cause, std::int64_t begin_ns, std::int64_t end_ns) noexcept {
+  stalled_ns_[index_of(cause)].fetch_add(end_ns - begin_ns, std::memory_order_relaxed);
 }
 
 void AccessStream::carry_out(const Lock&) {

@@ -34,8 +34,11 @@ class PriorWork {
   virtual void before_access(std::span<const ChunkAccess> accesses) = 0;
 };
 
-/// Who asks: the program in its course, which is learned from; the program beside it, between two steps; or prior work.
-enum class AccessOrigin : std::uint8_t { program, beside_program, prior_work };
+/// Who asks: the program in its course, which is learned from; the program beside it, between two steps; or prior work,
+/// done by a thread of the program or by one in the background. What the latter waits for stalls nobody.
+enum class AccessOrigin : std::uint8_t { program, beside_program, prior_work, background_work };
+
+constexpr bool is_prior_work(AccessOrigin origin) noexcept { return origin >= AccessOrigin::prior_work; }
 
 /// Holds chunks where they are, for as long as this object lives. Movable; any thread may end it.
 class Pin {
@@ -106,6 +109,9 @@ class AccessStream {
   /// LogicError.
   void remove_chunk(ChunkId chunk);
 
+  /// Counts time in which a thread of the program has waited for something else than its chunks and room: an update.
+  void note_stall(StallCause cause, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
+
   /// Ends a step of the schedule and of the step peaks.
   void step_mark();
 
@@ -127,6 +133,8 @@ class AccessStream {
   void release(const Pin& pin) noexcept;
   /// Returns when the request is granted; throws why it was refused.
   void ask(Request& request, Lock& lock, AccessOrigin origin);
+  /// Waits for the verdict, and counts that by cause.
+  void await_verdict(const Request& request, Lock& lock, AccessOrigin origin);
   /// Has everything carried out that the policy has decided.
   void carry_out(const Lock& lock);
   void start(const Transfer& transfer);
@@ -143,7 +151,7 @@ class AccessStream {
   std::map<std::pair<ChunkId, Tier>, TransferId> under_way_;
   PriorWork* prior_work_ = nullptr;
   std::array<std::uint64_t, tier_count> step_peaks_{};
-  std::atomic<std::int64_t> stalled_ns_{0};
+  std::array<std::atomic<std::int64_t>, stall_cause_count> stalled_ns_{};  ///< by cause
   TransferService transfers_;  // last: its threads report to all of the above
 };
 

@@ -281,6 +281,7 @@ std::optional<Tier> Policy::source_for(ChunkId id, Tier to) const {
 void Policy::start_transfer(const Transfer& transfer) {
   Residency& chunk = chunks_[transfer.chunk];
   chunk.step(transfer.to, CopyStep::arrive);
+  chunk.at(transfer.to).source = transfer.from;
   if (!transfer.fill) {
     ++chunk.at(transfer.from).outgoing;
     sending_bytes_[index_of(transfer.from)] += chunk.info().bytes;

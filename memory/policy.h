@@ -23,8 +23,8 @@
 /// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
 /// refused with that error.
 ///
-/// Events and actions are in policy.cpp, who waits for what in policy_requests.cpp, room and eviction in
-/// policy_room.cpp, what is done ahead of need in policy_ahead.cpp.
+/// Events and actions are in policy.cpp, who is granted what in policy_requests.cpp and why others wait in
+/// policy_waits.cpp, room and eviction in policy_room.cpp, what is done ahead of need in policy_ahead.cpp.
 ///
 /// Not thread-safe; AccessStream serializes it.
 #pragma once
@@ -41,6 +41,7 @@
 #include "memory/chunk.h"
 #include "memory/residency.h"
 #include "memory/schedule.h"
+#include "memory/stall.h"
 #include "offload/budget.h"
 
 namespace terrace {
@@ -65,6 +66,14 @@ struct Request {
   std::vector<bool> held;
   /// Set by the policy: what leaves the tier has been asked to hurry.
   bool hurried = false;
+};
+
+/// Why a request waits at one moment.
+struct Wait {
+  StallCause cause = StallCause::device_room;
+  std::optional<ChunkId> chunk;  ///< whose bytes or room are wanted; nothing where it is room for the program
+
+  bool operator==(const Wait&) const = default;
 };
 
 /// Give up the room of a chunk on a tier; carried out at once, then reported by `Policy::vacated`.
@@ -129,6 +138,9 @@ class Policy {
   std::uint64_t chunk_bytes(Tier tier) const noexcept { return chunk_bytes_[index_of(tier)]; }
   std::uint64_t peak_chunk_bytes(Tier tier) const noexcept { return peak_chunk_bytes_[index_of(tier)]; }
   std::size_t waiting() const noexcept;
+  /// Why a request without a verdict waits now: for the first operand that is not there, or for room. One that has not
+  /// come to its turn, and whose bytes are not on their way, waits for what the first of its lane waits for.
+  Wait wait_of(const Request& request) const;
   /// What every request is refused with, or null.
   const std::exception_ptr& failure() const noexcept { return failure_; }
 
@@ -156,6 +168,8 @@ class Policy {
   }
   std::exception_ptr removed_error(ChunkId id) const;
   bool grantable_now(const Request& request) const;
+  /// Where the transfer arrives that has to be done before the access can have its bytes; nothing if none is under way.
+  std::optional<Tier> arrival_awaited(const ChunkAccess& access) const;
   void grant(Request& request);
   void refuse(Request& request, std::exception_ptr error);
   /// Serves who waits, then looks ahead.

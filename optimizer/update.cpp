@@ -113,11 +113,11 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, UpdateJob job)
   items_ = std::move(sorted);
 }
 
-void QueuedUpdate::find_norm() {
+void QueuedUpdate::find_norm(AccessOrigin origin) {
   std::vector<double> sums(segment_count_);
   for (const Item& item : items_) {
     const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
-    const Pin pin = stream_.acquire(accesses, AccessOrigin::prior_work);
+    const Pin pin = stream_.acquire(accesses, origin);
     const std::array operands{Operand{&pin, 0, item.chunks.master ? sizeof(std::uint16_t) : sizeof(float)}};
     for (const auto& [position, segment] : item.segments) {
       SquaredNorm squared;
@@ -135,9 +135,9 @@ void QueuedUpdate::find_norm() {
   scale_ = clip_coefficient(*norm_, max_gradient_norm_);
 }
 
-void QueuedUpdate::update(std::size_t at) {
+void QueuedUpdate::update(std::size_t at, AccessOrigin origin) {
   Item& item = items_[at];
-  const Pin pin = stream_.acquire(item.accesses, AccessOrigin::prior_work);
+  const Pin pin = stream_.acquire(item.accesses, origin);
   for (const auto& [position, segment] : item.segments) {
     if (segment.step == 1) {
       clear_states(pin, segment);

@@ -51,11 +51,12 @@ class QueuedUpdate {
   bool clips() const noexcept { return max_gradient_norm_ > 0; }
 
   /// Reads all gradients. Before any update, where gradients are clipped. Throws what AccessStream::acquire throws.
-  void find_norm();
+  /// `origin`: whether the thread is one of the program's.
+  void find_norm(AccessOrigin origin);
   std::optional<double> norm() const noexcept { return norm_; }
   /// Updates the set and lets go of its gradients. Throws what AccessStream::acquire throws; nothing of the set has
   /// changed then.
-  void update(std::size_t item);
+  void update(std::size_t item, AccessOrigin origin);
 
  private:
   struct Item {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace terrace {
@@ -78,7 +79,7 @@ UpdateTicket UpdateQueue::submit(UpdateJob job) {
 void UpdateQueue::finish() {
   Lock lock(mutex_);
   for (std::size_t item = 0; item < states_.size() && !error_; ++item) {
-    resolve(item, lock);
+    resolve(item, lock, AccessOrigin::prior_work);
   }
   if (error_) {
     std::rethrow_exception(error_);
@@ -88,7 +89,7 @@ void UpdateQueue::finish() {
 std::optional<double> UpdateQueue::norm(const UpdateTicket& ticket) {
   Lock lock(mutex_);
   if (ticket == job_) {
-    resolve_norm(lock);
+    resolve_norm(lock, AccessOrigin::prior_work);
   }
   return ticket->norm();
 }
@@ -106,7 +107,7 @@ void UpdateQueue::before_access(std::span<const ChunkAccess> accesses) {
     // A gradient may be read beside its update, which only reads it.
     const bool is_gradient = job_->chunks(owed->second).gradient == access.chunk;
     if (!is_gradient || access.mode == Access::write) {
-      resolve(owed->second, lock);
+      resolve(owed->second, lock, AccessOrigin::prior_work);
     }
   }
 }
@@ -120,7 +121,7 @@ void UpdateQueue::work_in_background() {
       ++next_;
     } else {
       try {
-        resolve(next_, lock);
+        resolve(next_, lock, AccessOrigin::background_work);
       } catch (...) {
         // Whoever needs the bytes hears of it, or tries again.
         next_ = states_.size();
@@ -129,21 +130,22 @@ void UpdateQueue::work_in_background() {
   }
 }
 
-void UpdateQueue::resolve(std::size_t item, Lock& lock) {
+void UpdateQueue::resolve(std::size_t item, Lock& lock, AccessOrigin origin) {
   const UpdateTicket job = job_;
-  resolve_norm(lock);
+  resolve_norm(lock, origin);
   // Where another job has taken its place meanwhile, this one is finished.
-  while (job == job_ && states_[item] != State::done) {
+  const auto wanted = [&] { return job == job_ && states_[item] != State::done; };
+  while (wanted()) {
     if (error_) {
       std::rethrow_exception(error_);
     }
     if (busy_) {
-      changed_.wait(lock);
+      await_other(lock, origin, wanted);
       continue;
     }
     states_[item] = State::running;
     try {
-      run_alone(lock, [&] { job->update(item); });
+      run_alone(lock, [&] { job->update(item, origin); });
     } catch (...) {
       states_[item] = State::queued;
       throw;
@@ -152,20 +154,30 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock) {
   }
 }
 
-void UpdateQueue::resolve_norm(Lock& lock) {
-  while (!norm_known_) {
+void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
+  const auto wanted = [&] { return !norm_known_; };
+  while (wanted()) {
     if (error_) {
       std::rethrow_exception(error_);
     }
     if (busy_) {
-      changed_.wait(lock);
+      await_other(lock, origin, wanted);
       continue;
     }
     const UpdateTicket job = job_;
-    run_alone(lock, [&] { job->find_norm(); });
+    run_alone(lock, [&] { job->find_norm(origin); });
     if (job == job_) {
       norm_known_ = true;
     }
+  }
+}
+
+template <class Wanted>
+void UpdateQueue::await_other(Lock& lock, AccessOrigin origin, const Wanted& wanted) {
+  const std::int64_t begin_ns = monotonic_ns();
+  changed_.wait(lock, [&] { return !busy_ || !wanted(); });
+  if (origin != AccessOrigin::background_work) {
+    stream_.note_stall(StallCause::update, begin_ns, monotonic_ns());
   }
 }
 

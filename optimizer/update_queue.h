@@ -10,6 +10,9 @@
 /// uses one of its chunks if the background has not come to it. One set is updated at a time. What the update needs is
 /// announced to residency, which brings it ahead.
 ///
+/// A thread of the program that waits for another's update is stalled. Where it updates by itself it computes, and what
+/// it waits for in that is a stall for the chunks' own reasons.
+///
 /// Threads: `submit` is called by one thread at a time; `finish`, `norm` and `before_access` by any. An error of an
 /// update reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too. Want of room
 /// is not final: it reaches who asks, and the next who asks tries again.
@@ -58,8 +61,11 @@ class UpdateQueue final : public PriorWork {
 
   void work_in_background();
   /// Brings the set up to date, by this thread or by waiting for the one that is at it.
-  void resolve(std::size_t item, Lock& lock);
-  void resolve_norm(Lock& lock);
+  void resolve(std::size_t item, Lock& lock, AccessOrigin origin);
+  void resolve_norm(Lock& lock, AccessOrigin origin);
+  /// Waits for the one who runs a part of the job: until he is done with it, or what is `wanted` of it is there.
+  template <class Wanted>
+  void await_other(Lock& lock, AccessOrigin origin, const Wanted& wanted);
   /// Runs `work` without the lock, as the only one at a time; what it throws fails all that is queued.
   template <class Work>
   void run_alone(Lock& lock, Work&& work);

@@ -245,6 +245,55 @@ TEST_F(AccessStreamTest, staging_that_does_not_fit_the_host_is_refused) {
   EXPECT_EQ(host_budget.used(), 0u);
 }
 
+// ---- Stalls
+
+double stalled(const StreamWorld& world, StallCause cause) {
+  return world.stream.usage().stall_seconds_by_cause[index_of(cause)];
+}
+
+TEST_F(AccessStreamTest, waiting_is_counted_by_its_cause) {
+  StreamWorld world(sizes(1, 1, 2));
+  const ChunkId chunk = add(world, nvme);
+  write_at(world, chunk, host, 1);
+  write_at(world, add(world, nvme), host, 2);
+  EXPECT_GT(stalled(world, StallCause::host_room), 0) << "the first was written back";
+  EXPECT_EQ(stalled(world, StallCause::nvme_to_host), 0);
+  EXPECT_TRUE(reads_at(world, chunk, device, 1));
+  EXPECT_GT(stalled(world, StallCause::nvme_to_host), 0);
+  EXPECT_EQ(stalled(world, StallCause::device_room), 0);
+  write_at(world, chunk, device, 3);
+  world.stream.allocate(granule, Kind::activation);
+  EXPECT_GT(stalled(world, StallCause::device_room), 0);
+  world.stream.free(granule, Kind::activation);
+  const MemoryUsage usage = world.stream.usage();
+  double sum = 0;
+  for (const double seconds : usage.stall_seconds_by_cause) sum += seconds;
+  EXPECT_EQ(usage.stall_seconds, sum);
+}
+
+TEST_F(AccessStreamTest, what_is_there_stalls_nobody) {
+  StreamWorld world(sizes(2, 2, 2));
+  const ChunkId chunk = add(world, host);
+  write_at(world, chunk, host, 1);
+  EXPECT_TRUE(reads_at(world, chunk, device, 1));
+  const double before = world.stream.usage().stall_seconds;
+  EXPECT_GT(before, 0);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(reads_at(world, chunk, device, 1));
+  EXPECT_EQ(world.stream.usage().stall_seconds, before);
+}
+
+TEST_F(AccessStreamTest, what_the_background_waits_for_stalls_nobody) {
+  StreamWorld world(sizes(2, 2, 2));
+  const ChunkId chunk = add(world, host);
+  const ChunkAccess access{chunk, device, read};
+  world.stream.acquire({&access, 1}, AccessOrigin::background_work).release();
+  EXPECT_EQ(world.stream.usage().stall_seconds, 0);
+  world.stream.discard(chunk);
+  const ChunkAccess other{add(world, host), device, read};
+  world.stream.acquire({&other, 1}, AccessOrigin::prior_work).release();
+  EXPECT_GT(stalled(world, StallCause::host_to_device), 0) << "a thread of the program does it";
+}
+
 // ---- Pins and tensors of the program
 
 TEST_F(AccessStreamTest, what_computation_uses_leaves_the_device_after_it) {

@@ -18,6 +18,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "optimizer/gradient_norm.h"
 #include "tests/memory/stream_world.h"
@@ -416,6 +417,60 @@ TEST_F(QueuedUpdates, the_background_works_without_being_asked) {
   submit(clipping, std::move(gradients));
   for (std::promise<void>& each : gone) each.get_future().wait();
   EXPECT_EQ(world_.current(), world_.all());
+}
+
+// ---- Who is stalled by an update
+
+double stalled(const UpdateWorld& world, StallCause cause) {
+  return world.world.stream.usage().stall_seconds_by_cause[index_of(cause)];
+}
+
+TEST_F(QueuedUpdates, whoever_waits_for_another_thread_s_update_is_stalled_by_it) {
+  queue_.reset();
+  queue_.emplace(world_.world.stream, true);
+  for (int round = 0; round < 100 && stalled(world_, StallCause::update) == 0; ++round) {
+    std::promise<void> reached, asked;
+    std::vector<std::shared_ptr<const void>> gradients(10);
+    gradients[0] = {nullptr, [&](const void*) {
+                      reached.set_value();
+                      asked.get_future().wait();
+                      sleep_until(monotonic_ns() + 1'000'000);  // the rest of a slow update
+                    }};
+    submit(not_clipping, std::move(gradients));
+    reached.get_future().wait();
+    asked.set_value();
+    use(chunks(0).parameter);
+    queue_->finish();
+  }
+  EXPECT_GT(stalled(world_, StallCause::update), 0);
+}
+
+TEST(UpdateStalls, are_for_the_chunks_own_reasons_where_the_program_updates_by_itself) {
+  for (const double max_norm : {not_clipping, clipping}) {
+    UpdateWorld world(scarce, Tier::nvme);
+    world.add_sets(6);
+    UpdateQueue queue(world.world.stream, false);
+    const double before = stalled(world, StallCause::nvme_to_host);
+    queue.submit(world.job(1, max_norm, world.all()));
+    queue.finish();
+    EXPECT_GT(stalled(world, StallCause::nvme_to_host), before);
+    EXPECT_EQ(stalled(world, StallCause::update), 0) << "to compute is not to wait";
+  }
+}
+
+TEST(UpdateStalls, are_not_what_the_background_waits_for) {
+  UpdateWorld world(scarce, Tier::nvme);
+  world.add_sets(6);
+  UpdateQueue queue(world.world.stream, true);
+  const double before = world.world.stream.usage().stall_seconds;
+  std::array<std::promise<void>, 12> gone;
+  UpdateJob job = world.job(1, clipping, world.all());
+  for (std::size_t i = 0; i < gone.size(); ++i) {
+    job.segments[i].gradient = {nullptr, [&gone, i](const void*) { gone[i].set_value(); }};
+  }
+  queue.submit(std::move(job));
+  for (std::promise<void>& each : gone) each.get_future().wait();
+  EXPECT_EQ(world.world.stream.usage().stall_seconds, before);
 }
 
 // ---- The order of sets
