@@ -148,14 +148,14 @@ std::array<std::uint64_t, tier_count> spare_bytes(const Config& config) {
   return spare;
 }
 
-Account account_of(const Report& report, const Config& config) {
-  return account_of({.config = config,
-                     .seconds = report.seconds,
-                     .stall_seconds_by_cause = report.stall_seconds_by_cause,
-                     .usage = report.usage,
-                     .spare_bytes = spare_bytes(config),
-                     .threads = report.threads,
-                     .cores = static_cast<int>(std::thread::hardware_concurrency())});
+RunFacts facts_of(const Report& report, const Config& config) {
+  return {.config = config,
+          .seconds = report.seconds,
+          .stall_seconds_by_cause = report.stall_seconds_by_cause,
+          .usage = report.usage,
+          .spare_bytes = spare_bytes(config),
+          .threads = report.threads,
+          .cores = static_cast<int>(std::thread::hardware_concurrency())};
 }
 
 }  // namespace
@@ -197,7 +197,7 @@ bool train(const TrainOptions& options) {
   if (options.sample > 0 && !stop()) report.sample = training.sample(options.prompt, options.sample, stop);
   report.interrupted = stop();
   report.usage = training.usage();
-  if (report.managed && report.tokens > 0) report.account = account_of(report, config);
+  if (report.managed && report.tokens > 0) report.account = account_of(facts_of(report, config));
 
   std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);
   std::fflush(stdout);

@@ -116,6 +116,13 @@ class Resumes(CheckpointTest):
         self.assertEqual([second["loss"], second["held_out"]], [first["loss"], first["held_out"]])
         self.assertNotIn("checkpoint", second)
 
+    def test_a_run_that_has_passed_its_end_and_says_that_nothing_was_left_to_do(self):
+        self.save_three_of_six()
+        run = self.succeeds("--resume", self.checkpoint, "--stop-after", 2)
+        self.assertIn("nothing was left to do: resumed after step 3, and the run ends after step 2", run.stdout)
+        self.assertNotIn("trained", run.stdout)
+        self.assertNotIn("bound by", run.stdout)
+
     def test_into_the_same_folder_and_says_where_it_saved(self):
         self.save_three_of_six()
         run = self.succeeds("--resume", self.checkpoint, "--save", self.checkpoint)
@@ -262,6 +269,21 @@ class Ended(CheckpointTest):
         self.assertGreater(kills, 4, "it ended before it was killed")
         self.succeeds(*steps, "--metrics", path, *resume)
         self.assertEqual(self.steps_in(path), whole)
+
+    def test_by_a_folder_that_is_replaced_names_it_and_leaves_it_alone(self):
+        run = self.start("--set", "train.steps=100000", "--save", self.checkpoint, "--save-every", 20)
+        manifest = self.checkpoint / "manifest.json"
+        while run.poll() is None and not manifest.exists():
+            time.sleep(0.005)
+        other = self.folder / "other"
+        self.succeeds("--save", other, "--stop-after", 1)
+        before = (other / "manifest.json").read_bytes()
+        self.checkpoint.rename(self.folder / "moved")
+        other.rename(self.checkpoint)
+        _, errors = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 4, errors)
+        self.assertIn(f"{self.checkpoint} is not the folder any more that was locked", errors)
+        self.assertEqual(manifest.read_bytes(), before)
 
     def test_by_a_full_disk_keeps_the_checkpoint_before(self):
         if os.geteuid() != 0:

@@ -30,7 +30,7 @@ RunState half_way() {
 
 TEST(ProgressLine, says_everything_where_there_is_room) {
   EXPECT_EQ(progress_line(half_way(), 200, unicode),
-            "step 40/80 ▕█████     ▏  loss 3.2155  1523 tokens/s  ETA 1m05s  device ▕███▎▏ 83%  host ▕██▍ ▏ 60%"
+            "step 40/80 ▕█████     ▏  loss 3.2155  1523 tokens/s  ETA 1m05s  device ▕███▍▏ 83%  host ▕██▍ ▏ 60%"
             "  nvme ▕███▉▏ 97%  stall 7% nvme→host");
 }
 
@@ -49,7 +49,7 @@ TEST(ProgressLine, is_never_wider_than_the_terminal) {
 }
 
 TEST(ProgressLine, gives_up_the_least_important_first) {
-  const std::vector<std::string> in_order{"▕███▎▏", "▕█████     ▏", "nvme→host", "tokens/s", "nvme", "host",
+  const std::vector<std::string> in_order{"▕███▍▏", "▕█████     ▏", "nvme→host", "tokens/s", "nvme", "host",
                                           "device", "ETA",          "stall",     "loss",     "step"};
   std::size_t gone = 0;
   for (int columns = 160; columns >= 0; --columns) {

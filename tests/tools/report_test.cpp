@@ -28,10 +28,10 @@ Report stalled() {
 
 TEST(Report, says_where_the_time_went_and_what_would_help) {
   EXPECT_THAT(to_text(stalled()),
-              HasSubstr("\nthe steps' time    share\n"
-                        "  computation        60%  1m00s\n"
-                        "  updates             6%   6.0s\n"
-                        "  waiting: nvme→host  34%    34s\n"
+              HasSubstr("\nthe steps' time       share\n"
+                        "  computation           60%  1m00s\n"
+                        "  updates                6%   6.0s\n"
+                        "  waiting: nvme→host    34%    34s\n"
                         "bound by nvme→host: 34% of the time was spent waiting for bytes from NVMe\n"
                         "to go faster, raise host.memory (now 180MiB)\n"));
 }
