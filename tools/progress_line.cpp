@@ -65,7 +65,7 @@ std::vector<Part> parts_of(const RunState& state, bool bars, Looks looks) {
   };
   add(Importance::step, "",
       formatted("step %lld/%lld", static_cast<long long>(state.step), static_cast<long long>(state.last_step)));
-  if (bars) add(Importance::step_bar, " ", bar(part_done, kStepCells, looks));
+  if (bars) add(Importance::step_bar, " ", bar(part_done, kStepCells, looks), Style::accent);
   add(Importance::loss, "  ", formatted("loss %.4f", state.loss));
   add(Importance::speed, "  ", formatted("%.0f tokens/s", state.tokens_per_second));
   add(Importance::time_left, "  ", "ETA " + format_duration(state.seconds_left));

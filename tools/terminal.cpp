@@ -51,6 +51,8 @@ fmt::text_style style_of(Style style) {
   switch (style) {
     case Style::heading:
       return fmt::emphasis::bold;
+    case Style::accent:
+      return fmt::fg(fmt::terminal_color::cyan);
     case Style::low:
       return fmt::fg(fmt::terminal_color::green);
     case Style::middle:

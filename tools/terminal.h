@@ -25,7 +25,7 @@ Looks looks_of(std::FILE* out);
 /// The width of the terminal at this moment; 80 where it does not say.
 int columns_of(std::FILE* out);
 
-enum class Style : std::uint8_t { plain, heading, low, middle, high };
+enum class Style : std::uint8_t { plain, heading, accent, low, middle, high };
 
 /// `text` in a style where there are colours, and as it is elsewhere.
 std::string styled(std::string_view text, Style style, Looks looks);

@@ -112,7 +112,8 @@ class OnATerminal(TerminalTest):
         shown = self.shown_on_terminal(*ON_NVME, columns=200)
         lines = self.live_lines(shown)
         self.assertGreaterEqual(len(lines), 2)
-        for expected in ["step 8/8 ▕██████████▏", "loss ", "tokens/s", "ETA 0.0s", "device ▕", "host ▕", "nvme ▕", "stall "]:
+        for expected in ["step 8/8 ▕██████████▏", "loss ", "tokens/s", "ETA 0.0s", "device ▕", "host ▕", "nvme ▕",
+                         "stall "]:
             self.assertIn(expected, lines[-1])
         after = shown[shown.rindex("\r\x1b[K"):]
         self.assertRegex(ESCAPE.sub("", after), r"^\rstep 8/8 .*\r\ntrained 8 of 8 steps")
@@ -150,14 +151,16 @@ class OnATerminal(TerminalTest):
         self.assertIn("\r\nstep 8/8  loss", shown)
 
     def test_ascii_only_where_the_locale_says_so(self):
-        self.assertIn("step 8/8 [##########]", self.live_lines(self.shown_on_terminal(LC_ALL="C"))[-1])
+        self.assertIn("step 8/8 [##########]", self.live_lines(self.shown_on_terminal(LC_ALL="C", columns=200))[-1])
 
     def test_what_is_logged_goes_above_the_line(self):
         checkpoint = self.folder / "checkpoint"
 
+        moved = self.folder / "moved"
+
         def take_away(_, __, shown):
-            if "step 1/" in shown and checkpoint.exists():
-                checkpoint.rename(self.folder / "moved") if not (self.folder / "moved").exists() else None
+            if "step 1/" in shown and not moved.exists():
+                checkpoint.rename(moved)
 
         shown = self.shown_on_terminal("--set", "train.steps=40", "--save", checkpoint, "--save-every", 10,
                                        meanwhile=take_away)
