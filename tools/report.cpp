@@ -124,6 +124,9 @@ std::string to_json(const Report& report) {
   run["seconds"] = report.seconds;
   run["tokens_per_second"] = report.tokens_per_second();
   run["stall_seconds"] = report.stall_seconds;
+  for (const StallCause cause : all_stall_causes) {
+    run["stall_seconds_by_cause"][name_of(cause)] = report.stall_seconds_by_cause[index_of(cause)];
+  }
   run["loss"] = report.loss;
   if (report.held_out) {
     run["held_out"] = {{"loss", report.held_out->loss},

@@ -32,6 +32,7 @@ struct Report {
   std::int64_t tokens = 0;
   double seconds = 0;  ///< of all steps
   double stall_seconds = 0;
+  std::array<double, stall_cause_count> stall_seconds_by_cause{};
   double loss = 0;  ///< of the last step
   std::optional<HeldOut> held_out;
   std::optional<std::string> sample;
