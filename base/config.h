@@ -67,6 +67,16 @@ struct Config {
     bool operator==(const Io&) const = default;
   };
 
+  struct Timeline {
+    static constexpr std::uint64_t least_memory = 16 * 1024;
+    static constexpr std::uint64_t default_memory = 256 * 1024;
+
+    /// Bytes of host.memory for what is kept of the past, at least `least_memory`; 0: nothing is kept; absent:
+    /// `default_memory`, and more where the command is to write it.
+    std::optional<std::uint64_t> memory;
+    bool operator==(const Timeline&) const = default;
+  };
+
   struct Log {
     LogLevel level = LogLevel::info;
     bool operator==(const Log&) const = default;
@@ -106,6 +116,7 @@ struct Config {
   Placement placement;
   Optimizer optimizer;
   Io io;
+  Timeline timeline;
   Log log;
   Model model;
   Data data;

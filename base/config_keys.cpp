@@ -33,6 +33,13 @@ Key size(std::string name, Place place) {
 }
 
 template <typename Place>
+Key size_or_none(std::string name, std::uint64_t least, Place place) {
+  Key key = size(std::move(name), place);
+  key.read = [place, least](const Value& value, Config& config) { place(config) = value.optional_size_or_none(least); };
+  return key;
+}
+
+template <typename Place>
 Key byte_rate(std::string name, Place place) {
   return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.optional_byte_rate(); },
           [place](const Config& config, toml::table& out, std::string_view leaf) {
@@ -146,6 +153,8 @@ std::vector<Key> make_keys() {
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),
       whole("io.prefetch", 0, 1024, field(&Config::io, &Config::Io::prefetch)),
+      size_or_none("timeline.memory", Config::Timeline::least_memory,
+                   field(&Config::timeline, &Config::Timeline::memory)),
       log_level_key(),
       choice("model.family", {"gpt"}, field(&Config::model, &Config::Model::family)),
       whole("model.layers", 1, kMostCount, field(&Config::model, &Config::Model::layers)),

@@ -53,19 +53,29 @@ std::string Origin::prefix(const toml::source_region& region) const {
 }
 
 std::optional<std::uint64_t> Value::optional_size() const {
+  const std::optional<std::uint64_t> bytes = size_or_auto(kAcceptedSize);
+  if (bytes == 0) refuse(kAcceptedSize);
+  return bytes;
+}
+
+std::optional<std::uint64_t> Value::optional_size_or_none(std::uint64_t least) const {
+  const std::string accepted = "a size of at least \"" + format_bytes_exactly(least) + "\", \"0B\", or \"auto\"";
+  const std::optional<std::uint64_t> bytes = size_or_auto(accepted);
+  if (bytes && *bytes != 0 && *bytes < least) refuse(accepted);
+  return bytes;
+}
+
+std::optional<std::uint64_t> Value::size_or_auto(std::string_view accepted) const {
   if (is("auto")) return std::nullopt;
   const auto* text = node_.as_string();
   if (text == nullptr) {
-    refuse(kAcceptedSize, node_.is_number() ? "a size is a string with a unit: \"" + to_text(node_) + "B\"" : "");
+    refuse(accepted, node_.is_number() ? "a size is a string with a unit: \"" + to_text(node_) + "B\"" : "");
   }
-  std::uint64_t bytes = 0;
   try {
-    bytes = parse_bytes(text->get());
+    return parse_bytes(text->get());
   } catch (const ConfigError& error) {
-    fail(error.message() + "; accepted: " + std::string(kAcceptedSize), error.hint());
+    fail(error.message() + "; accepted: " + std::string(accepted), error.hint());
   }
-  if (bytes == 0) refuse(kAcceptedSize);
-  return bytes;
 }
 
 std::optional<std::uint64_t> Value::optional_byte_rate() const {

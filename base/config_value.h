@@ -34,6 +34,9 @@ class Value {
   /// A size with a unit; absent for "auto".
   std::optional<std::uint64_t> optional_size() const;
 
+  /// The same, and 0 for none, but nothing between that and `least`.
+  std::optional<std::uint64_t> optional_size_or_none(std::uint64_t least) const;
+
   /// A size a second, such as "1GB/s"; absent for "unlimited".
   std::optional<std::uint64_t> optional_byte_rate() const;
 
@@ -59,6 +62,7 @@ class Value {
   [[noreturn]] void fail(const std::string& what, const std::string& hint = "") const;
 
  private:
+  std::optional<std::uint64_t> size_or_auto(std::string_view accepted) const;
   double share() const;
 
   std::string key_;

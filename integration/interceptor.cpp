@@ -13,6 +13,7 @@
 #include "integration/pause.h"
 #include "integration/recomputed_block.h"
 #include "integration/spillable_storages.h"
+#include "memory/current_op.h"
 
 namespace terrace {
 namespace {
@@ -165,10 +166,12 @@ std::unique_ptr<at::ObserverContext> prepare(OpPinner& pinner, const at::RecordF
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
   OpPinner* pinner = attached.load(std::memory_order_acquire);
   if (pinner == nullptr || Pause::active()) {
+    CurrentOp::enter("");
     return nullptr;
   }
+  const OpTraits* const traits = find_traits(function);
+  CurrentOp::enter(traits != nullptr ? function.name() : "");  // other names need not live
   if (SpillableStorages* const storages = SpillableStorages::active()) {
-    const OpTraits* traits = find_traits(function);
     const bool touches_bytes = traits != nullptr && traits->touches_bytes;
     auto frame = storages->begin_op(function.inputs(), touches_bytes);
     if (touches_bytes) {
@@ -179,11 +182,13 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
   return prepare(*pinner, function);
 }
 
+void after_op(const at::RecordFunction&, at::ObserverContext*) { CurrentOp::leave(); }
+
 }  // namespace
 
 void attach_interceptor(OpPinner& pinner) {
   static const at::CallbackHandle installed = at::addGlobalCallback(
-      at::RecordFunctionCallback(&before_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+      at::RecordFunctionCallback(&before_op, &after_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   (void)installed;
   attached.store(&pinner, std::memory_order_release);
 }

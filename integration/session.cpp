@@ -55,6 +55,8 @@ at::Device Session::device() const { return at::kCPU; }
 
 MemoryUsage Session::memory_usage() const { return state_->memory().stream().usage(); }
 
+Timeline& Session::timeline() { return state_->memory().timeline(); }
+
 void Session::synchronize() { state_->updates().finish(); }
 
 std::exception_ptr Session::last_error() const { return state_->last_error(); }

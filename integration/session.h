@@ -34,6 +34,7 @@
 #include "integration/checkpoint_notes.h"
 #include "integration/gathered.h"
 #include "memory/chunk.h"
+#include "memory/timeline.h"
 #include "memory/usage.h"
 
 namespace terrace {
@@ -117,6 +118,9 @@ class Session {
   at::Device device() const;
 
   MemoryUsage memory_usage() const;
+
+  /// What has moved, what was waited for and what was used, as far back as `timeline.memory` reaches.
+  Timeline& timeline();
 
   /// Waits for everything queued. Rethrows the first deferred error.
   void synchronize();

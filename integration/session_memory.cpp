@@ -42,6 +42,8 @@ std::uint64_t checked_link(const std::optional<std::uint64_t>& rate) {
   return *rate;
 }
 
+static_assert(Config::Timeline::least_memory >= Timeline::least_bytes);
+
 /// Extents are kept track of in memory; where the store's size is not given it stays below this many.
 constexpr std::uint64_t most_default_extents = 256 * 1024;
 
@@ -140,14 +142,16 @@ SessionMemory::SessionMemory(const Config& config) {
       device_bytes,
       LinkSpeed{.bytes_per_second = checked_link(config.device.link), .latency_ns = config.device.latency_us * 1000});
   host_budget_ = std::make_shared<Budget>(Tier::host, host_bytes);
+  const std::uint64_t timeline_bytes = config.timeline.memory.value_or(Config::Timeline::default_memory);
   const std::uint64_t granules = host_bytes / granule_bytes;
-  if (granules < TransferService::staging_blocks) {
-    throw OutOfMemory("host: host.memory (" + format_bytes(host_bytes) + ") does not hold the " +
-                          std::to_string(TransferService::staging_blocks) + " staging blocks of " +
-                          format_bytes(granule_bytes),
-                      "raise host.memory to at least " +
-                          format_bytes_exactly(TransferService::staging_blocks * granule_bytes + 5 * chunk_bytes_) +
-                          " or lower placement.chunk");
+  if (host_bytes < TransferService::staging_blocks * granule_bytes + timeline_bytes) {
+    throw OutOfMemory(
+        "host: host.memory (" + format_bytes(host_bytes) + ") does not hold the " +
+            std::to_string(TransferService::staging_blocks) + " staging blocks of " + format_bytes(granule_bytes) +
+            " and the timeline's " + format_bytes(timeline_bytes),
+        "raise host.memory to at least " +
+            format_bytes_exactly(TransferService::staging_blocks * granule_bytes + timeline_bytes + 5 * chunk_bytes_) +
+            " or lower placement.chunk or timeline.memory");
   }
   arena_ = std::make_unique<HostArena>(granule_bytes, static_cast<std::size_t>(granules));
   std::uint64_t nvme_bytes = 0;
@@ -166,11 +170,14 @@ SessionMemory::SessionMemory(const Config& config) {
     }
   }
   nvme_budget_ = std::make_unique<Budget>(Tier::nvme, nvme_bytes);
+  const std::array<Budget*, tier_count> budgets{&device_->budget(), host_budget_.get(), nvme_budget_.get()};
+  timeline_room_ = Reservation(*host_budget_, Kind::other, timeline_bytes);
+  timeline_ = std::make_unique<Timeline>(timeline_bytes, budgets);
   stream_ = std::make_unique<AccessStream>(
-      std::array<Budget*, tier_count>{&device_->budget(), host_budget_.get(), nvme_budget_.get()}, *device_, *arena_,
-      store_.get(), engine_.get(),
+      budgets, *device_, *arena_, store_.get(), engine_.get(),
       AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
-                            .prefetch_depth = static_cast<std::size_t>(config.io.prefetch)});
+                            .prefetch_depth = static_cast<std::size_t>(config.io.prefetch),
+                            .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_, *stream_);
 }

@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "integration/program_memory.h"
 #include "memory/access_stream.h"
+#include "memory/timeline.h"
 #include "offload/device.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_store.h"
@@ -39,6 +40,7 @@ class SessionMemory {
   Budget& budget(Tier tier) const noexcept;
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint64_t device_chunk_limit() const noexcept { return device_chunk_limit_; }
+  Timeline& timeline() const noexcept { return *timeline_; }
   bool has_nvme() const noexcept { return store_ != nullptr; }
 
   /// Where a tensor of this thread comes from now: the device, or the host under construction.
@@ -65,6 +67,8 @@ class SessionMemory {
   std::shared_ptr<Device> device_;
   std::shared_ptr<Budget> host_budget_;
   std::unique_ptr<Budget> nvme_budget_;
+  Reservation timeline_room_;
+  std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<IoEngine> engine_;
   std::unique_ptr<HostArena> arena_;
   std::unique_ptr<NvmeStore> store_;

@@ -31,10 +31,11 @@ std::span<std::byte> Pin::host_bytes(std::size_t position, std::uint64_t offset)
 AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& device, HostArena& arena, NvmeStore* store,
                            IoEngine* engine, const Options& options)
     : budgets_(budgets),
+      timeline_(options.timeline != nullptr && options.timeline->keeps_events() ? options.timeline : nullptr),
       staging_(*budgets[index_of(Tier::host)], Kind::other, TransferService::staging_blocks * arena.granule_bytes()),
       policy_(budgets, options.device_chunk_limit, options.prefetch_depth),
       places_(device, arena, store),
-      transfers_(device, arena, store, engine, options.observer) {}
+      transfers_(device, arena, store, engine, timeline_) {}
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
@@ -61,6 +62,8 @@ Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin or
     pin.held_.emplace_back(access, &places_.place(access.chunk));
   }
   pin.stream_ = this;
+  lock.unlock();
+  sample_usage();
   return pin;
 }
 
@@ -89,19 +92,20 @@ void AccessStream::set_update_queued(std::span<const ChunkId> chunks, bool queue
 }
 
 void AccessStream::allocate(std::uint64_t bytes, Kind kind, Tier tier) {
-  if (budgets_[index_of(tier)]->try_reserve(kind, bytes)) {
-    return;
+  if (!budgets_[index_of(tier)]->try_reserve(kind, bytes)) {
+    Request room;
+    room.program_bytes = bytes;
+    room.program_kind = kind;
+    room.program_tier = tier;
+    Lock lock(mutex_);
+    ask(room, lock, AccessOrigin::program);
   }
-  Request room;
-  room.program_bytes = bytes;
-  room.program_kind = kind;
-  room.program_tier = tier;
-  Lock lock(mutex_);
-  ask(room, lock, AccessOrigin::program);
+  sample_usage();
 }
 
 void AccessStream::free(std::uint64_t bytes, Kind kind, Tier tier) noexcept {
   budgets_[index_of(tier)]->release(kind, bytes);
+  sample_usage();
 }
 
 void AccessStream::discard(ChunkId chunk) {
@@ -123,17 +127,29 @@ void AccessStream::step_mark() {
   for (const Tier tier : all_tiers) {
     step_peaks_[index_of(tier)] = budgets_[index_of(tier)]->take_step_peak();
   }
+  at_step_end_ = {.bytes_moved = transfers_.moved(), .stall_seconds_by_cause = stall_seconds(lock)};
+  if (timeline_ != nullptr) {
+    timeline_->end_step();
+  }
+}
+
+std::array<double, stall_cause_count> AccessStream::stall_seconds(const Lock&) const noexcept {
+  std::array<double, stall_cause_count> seconds{};
+  for (const StallCause cause : all_stall_causes) {
+    seconds[index_of(cause)] = static_cast<double>(stalled_ns_[index_of(cause)]) * 1e-9;
+  }
+  return seconds;
 }
 
 MemoryUsage AccessStream::usage() const {
   MemoryUsage usage;
   usage.bytes_moved = transfers_.moved();
-  for (const StallCause cause : all_stall_causes) {
-    const std::int64_t stalled_ns = stalled_ns_[index_of(cause)].load(std::memory_order_relaxed);
-    usage.stall_seconds_by_cause[index_of(cause)] = static_cast<double>(stalled_ns) * 1e-9;
-    usage.stall_seconds += usage.stall_seconds_by_cause[index_of(cause)];
-  }
   const Lock lock(mutex_);
+  usage.stall_seconds_by_cause = stall_seconds(lock);
+  for (const double seconds : usage.stall_seconds_by_cause) {
+    usage.stall_seconds += seconds;
+  }
+  usage.at_step_end = at_step_end_;
   usage.demand_fetches = policy_.demand_fetches();
   for (const Tier tier : all_tiers) {
     const std::size_t at = index_of(tier);
@@ -205,15 +221,46 @@ void AccessStream::await_verdict(const Request& request, Lock& lock, AccessOrigi
     const Wait next = waits() ? policy_.wait_of(request) : wait;
     if (!waits() || next != wait) {
       const std::int64_t now_ns = monotonic_ns();
-      note_stall(wait.cause, since_ns, now_ns);
+      note_stall(wait, since_ns, now_ns, lock);
       since_ns = now_ns;
       wait = next;
     }
   }
 }
 
-void AccessStream::note_stall(StallCause cause, std::int64_t begin_ns, std::int64_t end_ns) noexcept {
-  stalled_ns_[index_of(cause)].fetch_add(end_ns - begin_ns, std::memory_order_relaxed);
+void AccessStream::note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept {
+  stalled_ns_[index_of(wait.cause)] += end_ns - begin_ns;
+  if (timeline_ != nullptr) {
+    timeline_->record_stall(wait.cause, begin_ns, end_ns, chunk_name(wait.chunk, lock));
+  }
+}
+
+void AccessStream::note_wait_for_update(std::optional<ChunkId> chunk, std::int64_t begin_ns,
+                                        std::int64_t end_ns) noexcept {
+  const Lock lock(mutex_);
+  note_stall({StallCause::update, chunk}, begin_ns, end_ns, lock);
+}
+
+void AccessStream::note_update(std::optional<ChunkId> parameter, std::int64_t begin_ns, std::int64_t end_ns) noexcept {
+  if (timeline_ != nullptr) {
+    const Lock lock(mutex_);
+    const std::optional<ChunkName> name = chunk_name(parameter, lock);
+    timeline_->record_update(begin_ns, end_ns, name ? std::optional(name->index) : std::nullopt);
+  }
+}
+
+std::optional<ChunkName> AccessStream::chunk_name(std::optional<ChunkId> chunk, const Lock&) const {
+  if (!chunk) {
+    return std::nullopt;
+  }
+  const ChunkInfo& info = policy_.chunk(*chunk).info();
+  return ChunkName{info.kind, info.index};
+}
+
+void AccessStream::sample_usage() noexcept {
+  if (timeline_ != nullptr) {
+    timeline_->sample_if_due();
+  }
 }
 
 void AccessStream::carry_out(const Lock&) {

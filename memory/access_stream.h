@@ -7,17 +7,18 @@
 /// Thread-safe. A thread may hold several pins; it is never made to wait for another thread's.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "memory/chunk_places.h"
 #include "memory/policy.h"
+#include "memory/timeline.h"
 #include "memory/usage.h"
 #include "offload/transfer_service.h"
 
@@ -70,7 +71,7 @@ class AccessStream {
   struct Options {
     std::uint64_t device_chunk_limit = ~std::uint64_t{0};  ///< as in Policy
     std::size_t prefetch_depth = 0;                        ///< as in Policy
-    TransferObserver* observer = nullptr;
+    Timeline* timeline = nullptr;                          ///< outlives the stream; null: nothing is recorded
   };
 
   /// `budgets` are those of the tiers. `store` and `engine` are null where there is no NVMe tier. The staging
@@ -109,8 +110,10 @@ class AccessStream {
   /// LogicError.
   void remove_chunk(ChunkId chunk);
 
-  /// Counts time in which a thread of the program has waited for something else than its chunks and room: an update.
-  void note_stall(StallCause cause, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
+  /// The calling thread, one of the program's, has waited for another to update a chunk, or to find the norm.
+  void note_wait_for_update(std::optional<ChunkId> chunk, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
+  /// The set of chunks in which this parameter chunk is was updated, or (without one) the norm found.
+  void note_update(std::optional<ChunkId> parameter, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
 
   /// Ends a step of the schedule and of the step peaks.
   void step_mark();
@@ -135,14 +138,20 @@ class AccessStream {
   void ask(Request& request, Lock& lock, AccessOrigin origin);
   /// Waits for the verdict, and counts that by cause.
   void await_verdict(const Request& request, Lock& lock, AccessOrigin origin);
+  void note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept;
+  std::array<double, stall_cause_count> stall_seconds(const Lock& lock) const noexcept;
+  std::optional<ChunkName> chunk_name(std::optional<ChunkId> chunk, const Lock& lock) const;
   /// Has everything carried out that the policy has decided.
   void carry_out(const Lock& lock);
   void start(const Transfer& transfer);
   void finished(const Transfer& transfer, std::exception_ptr error) noexcept;
   template <class Event>
   void guarded(Event&& event) noexcept;
+  /// Has the timeline see, now and then, what is used.
+  void sample_usage() noexcept;
 
   const std::array<Budget*, tier_count> budgets_;
+  Timeline* const timeline_;
   Reservation staging_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -151,7 +160,8 @@ class AccessStream {
   std::map<std::pair<ChunkId, Tier>, TransferId> under_way_;
   PriorWork* prior_work_ = nullptr;
   std::array<std::uint64_t, tier_count> step_peaks_{};
-  std::array<std::atomic<std::int64_t>, stall_cause_count> stalled_ns_{};  ///< by cause
+  std::array<std::int64_t, stall_cause_count> stalled_ns_{};  ///< by cause
+  MemoryUsage::AtStepEnd at_step_end_;
   TransferService transfers_;  // last: its threads report to all of the above
 };
 

@@ -63,6 +63,7 @@ TransferRequest ChunkPlaces::request(const Transfer& transfer) {
   request.to = transfer.to;
   request.fill = transfer.fill;
   request.kind = place.info.kind;
+  request.index = place.info.index;
   request.bytes = place.info.bytes;
   request.priority = transfer.priority;
   request.after = device_.computation();

@@ -34,21 +34,32 @@ class MemoryUsage {
 
   /// Bytes that have crossed a link since the session began.
   std::uint64_t moved(Link link, Kind kind) const { return bytes_moved[index_of(link)][index_of(kind)]; }
-  std::uint64_t moved(Link link) const {
-    std::uint64_t sum = 0;
-    for (const std::uint64_t bytes : bytes_moved[index_of(link)]) {
-      sum += bytes;
-    }
-    return sum;
-  }
+  std::uint64_t moved(Link link) const { return sum_over_kinds(bytes_moved, link); }
 
   std::array<OfTier, tier_count> tiers{};
   Moved bytes_moved{};
   /// Time that the program has waited, since the session began; by cause it sums to the whole.
   double stall_seconds = 0;
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
+  /// What these were when the last step ended: a step's own figures are the differences from one end to the next.
+  struct AtStepEnd {
+    Moved bytes_moved{};
+    std::array<double, stall_cause_count> stall_seconds_by_cause{};
+
+    std::uint64_t moved(Link link) const { return sum_over_kinds(bytes_moved, link); }
+  };
+  AtStepEnd at_step_end;
   /// Transfers to the device that were started only when somebody waited for the bytes.
   std::uint64_t demand_fetches = 0;
+
+ private:
+  static std::uint64_t sum_over_kinds(const Moved& moved, Link link) {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t bytes : moved[index_of(link)]) {
+      sum += bytes;
+    }
+    return sum;
+  }
 };
 
 }  // namespace terrace

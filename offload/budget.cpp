@@ -25,6 +25,7 @@ bool Budget::try_reserve(Kind kind, std::uint64_t bytes) noexcept {
   } while (!total_.now.compare_exchange_weak(before, before + bytes, std::memory_order_acq_rel));
   raise_to(total_.peak, before + bytes);
   raise_to(step_peak_, before + bytes);
+  raise_to(sample_peak_, before + bytes);
   Gauge& gauge = kinds_[index_of(kind)];
   raise_to(gauge.peak, gauge.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
   if (!is_chunk_kind(kind)) {
@@ -45,6 +46,27 @@ std::uint64_t Budget::take_step_peak() noexcept {
   const std::uint64_t peak = step_peak_.exchange(used(), std::memory_order_relaxed);
   raise_to(step_peak_, used());  // what was reserved between the two
   return peak;
+}
+
+std::uint64_t Budget::take_sample_peak() noexcept {
+  const std::uint64_t peak = sample_peak_.exchange(used(), std::memory_order_relaxed);
+  raise_to(sample_peak_, used());  // what was reserved between the two
+  return peak;
+}
+
+std::optional<std::array<std::uint64_t, kind_count>> Budget::used_by_kind() const noexcept {
+  constexpr int attempts = 8;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    std::array<std::uint64_t, kind_count> kinds{};
+    std::uint64_t sum = 0;
+    for (const Kind kind : all_kinds) {
+      sum += kinds[index_of(kind)] = used(kind);
+    }
+    if (sum == used()) {
+      return kinds;
+    }
+  }
+  return std::nullopt;
 }
 
 std::uint64_t Budget::take_program_peak() noexcept {

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "offload/tier.h"
@@ -37,6 +38,12 @@ class Budget {
   /// The highest use since the last call, for figures by step.
   std::uint64_t take_step_peak() noexcept;
 
+  /// The highest use since the last call, for samples.
+  std::uint64_t take_sample_peak() noexcept;
+
+  /// What each kind uses, at one moment: they sum to what is used then. Nothing where they change too fast to be seen.
+  std::optional<std::array<std::uint64_t, kind_count>> used_by_kind() const noexcept;
+
   /// The most that kinds which are not chunks took since the last call.
   std::uint64_t take_program_peak() noexcept;
 
@@ -54,6 +61,7 @@ class Budget {
   Gauge total_;
   std::array<Gauge, kind_count> kinds_;
   std::atomic<std::uint64_t> step_peak_{0};
+  std::atomic<std::uint64_t> sample_peak_{0};
   std::atomic<std::uint64_t> program_now_{0};
   std::atomic<std::uint64_t> program_peak_{0};
 };

@@ -33,6 +33,7 @@ struct TransferRequest {
   Tier to = Tier::device;
   bool fill = false;  ///< the bytes come from nowhere: `to` is zeroed
   Kind kind = Kind::other;
+  std::uint32_t index = 0;  ///< of the chunk, for observers
   std::uint64_t bytes = 0;
   TransferPriority priority = TransferPriority::demand;
   Fence after{};  ///< when the device has finished with both ends
@@ -52,12 +53,13 @@ struct TransferRecord {
   Tier to;
   bool fill;
   Kind kind;
+  std::uint32_t index;
   std::uint64_t bytes;
   TransferPriority priority;
-  std::int64_t queued_ns;
-  std::int64_t started_ns;
-  std::int64_t ended_ns;
   bool failed;
+  std::int64_t queued_ns;
+  std::int64_t started_ns;  ///< 0 where it failed before
+  std::int64_t ended_ns;
 };
 
 /// Sees every transfer of a service end, on the service's threads, before its `done`. Must be quick and not throw.

@@ -153,12 +153,13 @@ void TransferBoard::finish(TransferJob& job) {
                             .to = request.to,
                             .fill = request.fill,
                             .kind = request.kind,
+                            .index = request.index,
                             .bytes = request.bytes,
                             .priority = priority,
+                            .failed = job.error != nullptr,
                             .queued_ns = job.queued_ns,
                             .started_ns = job.started_ns,
-                            .ended_ns = monotonic_ns(),
-                            .failed = job.error != nullptr});
+                            .ended_ns = monotonic_ns()});
   }
   request.done(job.error);
   const Lock lock(mutex_);

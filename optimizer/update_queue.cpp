@@ -140,12 +140,12 @@ void UpdateQueue::resolve(std::size_t item, Lock& lock, AccessOrigin origin) {
       std::rethrow_exception(error_);
     }
     if (busy_) {
-      await_other(lock, origin, wanted);
+      await_other(lock, origin, job->chunks(item).parameter, wanted);
       continue;
     }
     states_[item] = State::running;
     try {
-      run_alone(lock, [&] { job->update(item, origin); });
+      run_alone(lock, job->chunks(item).parameter, [&] { job->update(item, origin); });
     } catch (...) {
       states_[item] = State::queued;
       throw;
@@ -161,11 +161,11 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
       std::rethrow_exception(error_);
     }
     if (busy_) {
-      await_other(lock, origin, wanted);
+      await_other(lock, origin, std::nullopt, wanted);
       continue;
     }
     const UpdateTicket job = job_;
-    run_alone(lock, [&] { job->find_norm(origin); });
+    run_alone(lock, std::nullopt, [&] { job->find_norm(origin); });
     if (job == job_) {
       norm_known_ = true;
     }
@@ -173,21 +173,23 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
 }
 
 template <class Wanted>
-void UpdateQueue::await_other(Lock& lock, AccessOrigin origin, const Wanted& wanted) {
+void UpdateQueue::await_other(Lock& lock, AccessOrigin origin, std::optional<ChunkId> chunk, const Wanted& wanted) {
   const std::int64_t begin_ns = monotonic_ns();
   changed_.wait(lock, [&] { return !busy_ || !wanted(); });
   if (origin != AccessOrigin::background_work) {
-    stream_.note_stall(StallCause::update, begin_ns, monotonic_ns());
+    stream_.note_wait_for_update(chunk, begin_ns, monotonic_ns());
   }
 }
 
 template <class Work>
-void UpdateQueue::run_alone(Lock& lock, Work&& work) {
+void UpdateQueue::run_alone(Lock& lock, std::optional<ChunkId> parameter, Work&& work) {
   busy_ = true;
   std::exception_ptr error;
   lock.unlock();
+  const std::int64_t begin_ns = monotonic_ns();
   try {
     work();
+    stream_.note_update(parameter, begin_ns, monotonic_ns());
   } catch (...) {
     error = std::current_exception();
   }

@@ -63,12 +63,14 @@ class UpdateQueue final : public PriorWork {
   /// Brings the set up to date, by this thread or by waiting for the one that is at it.
   void resolve(std::size_t item, Lock& lock, AccessOrigin origin);
   void resolve_norm(Lock& lock, AccessOrigin origin);
-  /// Waits for the one who runs a part of the job: until he is done with it, or what is `wanted` of it is there.
+  /// Waits for the one who runs a part of the job: until he is done with it, or what is `wanted` of it is there, which
+  /// is an update of `chunk` or (without one) the norm.
   template <class Wanted>
-  void await_other(Lock& lock, AccessOrigin origin, const Wanted& wanted);
-  /// Runs `work` without the lock, as the only one at a time; what it throws fails all that is queued.
+  void await_other(Lock& lock, AccessOrigin origin, std::optional<ChunkId> chunk, const Wanted& wanted);
+  /// Runs `work`, an update of the set of `parameter` or (without one) finding the norm, without the lock, as the only
+  /// one at a time; what it throws fails all that is queued.
   template <class Work>
-  void run_alone(Lock& lock, Work&& work);
+  void run_alone(Lock& lock, std::optional<ChunkId> parameter, Work&& work);
   void end_item(std::size_t item, const Lock& lock);
 
   AccessStream& stream_;

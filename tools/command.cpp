@@ -64,6 +64,10 @@ CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   train->add_option("--metrics", options.metrics, "Write one JSON object a step")->type_name("FILE");
+  train
+      ->add_option("--timeline", options.timeline,
+                   "Write what moved, waited and was used, for ui.perfetto.dev or chrome://tracing")
+      ->type_name("FILE");
   train->add_option("--output", options.output, "Folder for config.toml, metrics.jsonl, sample.txt and report.json")
       ->type_name("FOLDER");
   train->add_flag("--unmanaged", options.unmanaged, "Train with plain LibTorch, all in memory: the same losses");

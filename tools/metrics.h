@@ -19,7 +19,7 @@ struct StepMetrics {
   std::optional<double> gradient_norm;  ///< before clipping; nothing where clipping is off
   std::int64_t tokens = 0;              ///< of this step
   double seconds = 0;
-  double stall_seconds = 0;  ///< of this step; by cause it sums to the whole
+  double stall_seconds = 0;  ///< of this step: the sum by cause
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
   std::array<std::uint64_t, tier_count> peak_bytes{};   ///< of this step
   std::array<std::uint64_t, link_count> bytes_moved{};  ///< in this step

@@ -127,12 +127,8 @@ Json tier_json(const MemoryUsage& usage, Tier tier) {
 
 Json account_json(const Account& account) {
   Json json;
-  json["seconds"] = account.seconds;
   json["computation_seconds"] = account.computation_seconds;
   json["update_seconds"] = account.update_seconds;
-  for (const StallCause cause : all_stall_causes) {
-    json["stall_seconds_by_cause"][name_of(cause)] = account.stall_seconds_by_cause[index_of(cause)];
-  }
   json["bound"] = account.bound;
   json["reason"] = account.reason;
   json["suggestion"] = account.suggestion;
@@ -177,6 +173,9 @@ std::string to_json(const Report& report) {
   run["seconds"] = report.seconds;
   run["tokens_per_second"] = report.tokens_per_second();
   run["stall_seconds"] = report.stall_seconds;
+  for (const StallCause cause : all_stall_causes) {
+    run["stall_seconds_by_cause"][name_of(cause)] = report.stall_seconds_by_cause[index_of(cause)];
+  }
   run["loss"] = report.loss;
   if (report.held_out) {
     run["held_out"] = {{"loss", report.held_out->loss},

@@ -1,7 +1,9 @@
 #include "tools/train.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -10,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/memory_info.h"
 #include "base/units.h"
 #include "integration/checkpoint_lock.h"
@@ -63,6 +66,63 @@ void require_session_for_checkpoints(const TrainOptions& options) {
     throw ConfigError("--save-every says how often, and not where to save", "add --save FOLDER");
   }
 }
+
+/// What is kept for --timeline where the configuration says nothing: minutes of a run, and little of the host's budget.
+std::uint64_t timeline_memory(std::uint64_t host_memory) {
+  constexpr std::uint64_t most = std::uint64_t{16} << 20U;
+  return std::clamp(host_memory / 16, Config::Timeline::least_memory, most);
+}
+
+/// The configuration that the run has, with room for the timeline if one is to be written.
+Config with_timeline(Config config, const TrainOptions& options) {
+  if (options.timeline.empty()) return config;
+  if (options.unmanaged) {
+    throw ConfigError("--timeline does not go with --unmanaged: it is a session that has one",
+                      "train without --unmanaged");
+  }
+  if (config.timeline.memory == 0) {
+    throw ConfigError("--timeline is given, and timeline.memory (0B) keeps nothing", "give timeline.memory a size");
+  }
+  if (!config.timeline.memory) {
+    config.timeline.memory = timeline_memory(config.host.memory.value_or(available_memory_bytes() / 4));
+  }
+  return config;
+}
+
+/// What cannot be written is told before there is anything to lose.
+void require_can_write_timeline(const std::filesystem::path& path) {
+  errno = 0;
+  if (!path.empty() && !std::ofstream(path, std::ios::binary | std::ios::app)) {
+    throw IoError("--timeline: opening " + path.string() + " failed: " + std::generic_category().message(errno),
+                  "give a path that can be written, on a disk with free space");
+  }
+}
+
+/// The timeline's file, which is written at the end; and where the run fails, as far as that goes.
+class TimelineFile {
+ public:
+  TimelineFile(std::filesystem::path path, Training& training) : path_(std::move(path)), training_(&training) {}
+  TimelineFile(const TimelineFile&) = delete;
+  TimelineFile& operator=(const TimelineFile&) = delete;
+  ~TimelineFile() {
+    try {
+      write();
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, error.what());
+    }
+  }
+
+  /// Only once.
+  void write() {
+    if (Training* const training = std::exchange(training_, nullptr); training != nullptr && !path_.empty()) {
+      training->write_timeline(path_);
+    }
+  }
+
+ private:
+  const std::filesystem::path path_;
+  Training* training_;
+};
 
 /// The folder to save to, for this run alone until it ends; nothing where none is to be saved to. What cannot be saved
 /// is told before there is anything to lose.
@@ -123,8 +183,8 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
     report.tokens += step.tokens;
     report.seconds += step.seconds;
     report.stall_seconds += step.stall_seconds;
-    for (std::size_t cause = 0; cause < stall_cause_count; ++cause) {
-      report.stall_seconds_by_cause[cause] += step.stall_seconds_by_cause[cause];
+    for (const StallCause cause : all_stall_causes) {
+      report.stall_seconds_by_cause[index_of(cause)] += step.stall_seconds_by_cause[index_of(cause)];
     }
     for (const Link link : all_links) report.moved_in_steps[index_of(link)] += step.bytes_moved[index_of(link)];
     checkpoints.after_step();
@@ -164,7 +224,8 @@ bool train(const TrainOptions& options) {
   require_session_for_checkpoints(options);
   if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);  // told before the work
   std::optional<CheckpointLock> lock = lock_for_saving(options);
-  const Config& config = options.config;
+  const Config config = with_timeline(options.config, options);
+  require_can_write_timeline(options.timeline);
   std::vector<std::filesystem::path> metrics_paths;
   if (!options.metrics.empty()) metrics_paths.push_back(options.metrics);
   if (!options.output.empty()) {
@@ -176,6 +237,7 @@ bool train(const TrainOptions& options) {
   const auto stop = [&] { return interrupt.requested(); };
   const Dataset dataset(config.data.paths, config.model.sequence);
   Training training(config, dataset, options.unmanaged);
+  TimelineFile timeline(options.timeline, training);
   if (!options.resume.empty()) training.resume(options.resume);
   announce(options, training, dataset);
   if (!options.output.empty()) {
@@ -198,6 +260,7 @@ bool train(const TrainOptions& options) {
   report.interrupted = stop();
   report.usage = training.usage();
   if (report.managed && report.tokens > 0) report.account = account_of(facts_of(report, config));
+  timeline.write();
 
   std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);
   std::fflush(stdout);

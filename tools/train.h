@@ -23,6 +23,7 @@ struct TrainOptions {
   std::optional<std::int64_t> save_every;  ///< steps
   std::filesystem::path resume;            ///< folder of the checkpoint to go on from; empty: a new run
   std::filesystem::path metrics;           ///< one JSON object a step; empty: none
+  std::filesystem::path timeline;          ///< what moved and waited, for a trace viewer; empty: none
   /// A folder for config.toml (sizes resolved), metrics.jsonl, sample.txt and report.json; empty: none.
   std::filesystem::path output;
 };

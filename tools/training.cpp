@@ -36,7 +36,8 @@ Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
   gpt_options(config.model).validate();  // before anything is taken from the tiers
   if (!unmanaged) session_.emplace(config);
   typed([&] { build(); });
-  usage_ = usage();
+  const MemoryUsage built = usage();
+  counted_ = {.bytes_moved = built.bytes_moved, .stall_seconds_by_cause = built.stall_seconds_by_cause};
 }
 
 void Training::build() {
@@ -75,19 +76,26 @@ StepMetrics Training::step() {
   metrics.gradient_norm = optimizer_->gradient_norm();
   metrics.tokens = config_.train.micro_batch * config_.train.accumulate * config_.model.sequence;
 
-  const MemoryUsage before = std::exchange(usage_, usage());
-  metrics.stall_seconds = usage_.stall_seconds - before.stall_seconds;
-  for (std::size_t cause = 0; cause < stall_cause_count; ++cause) {
-    metrics.stall_seconds_by_cause[cause] = usage_.stall_seconds_by_cause[cause] - before.stall_seconds_by_cause[cause];
+  const MemoryUsage now = usage();
+  const MemoryUsage::AtStepEnd before = std::exchange(counted_, now.at_step_end);
+  for (const StallCause cause : all_stall_causes) {
+    double& seconds = metrics.stall_seconds_by_cause[index_of(cause)];
+    seconds = counted_.stall_seconds_by_cause[index_of(cause)] - before.stall_seconds_by_cause[index_of(cause)];
+    metrics.stall_seconds += seconds;
   }
-  for (const Tier tier : all_tiers) metrics.peak_bytes[index_of(tier)] = usage_.step_peak(tier);
-  for (const Link link : all_links) metrics.bytes_moved[index_of(link)] = usage_.moved(link) - before.moved(link);
+  for (const Tier tier : all_tiers) metrics.peak_bytes[index_of(tier)] = now.step_peak(tier);
+  for (const Link link : all_links) metrics.bytes_moved[index_of(link)] = counted_.moved(link) - before.moved(link);
   metrics.seconds = watch.elapsed_seconds();
   return metrics;
 }
 
 void Training::finish() {
   if (session_) typed([&] { session_->synchronize(); });
+}
+
+void Training::write_timeline(const std::filesystem::path& path) {
+  if (!session_) throw LogicError("an unmanaged run has no timeline");
+  session_->timeline().write(path);
 }
 
 /// Returns the mean loss. Nothing of the graphs is left when it returns.

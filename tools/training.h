@@ -60,6 +60,8 @@ class Training {
   std::int64_t parameters() const;
   /// Bytes of parameters, gradients, masters and moments.
   std::uint64_t state_bytes() const;
+  /// Throws LogicError where unmanaged, and what Timeline::write throws.
+  void write_timeline(const std::filesystem::path& path);
   /// All zero where unmanaged.
   MemoryUsage usage() const { return session_ ? session_->memory_usage() : MemoryUsage{}; }
 
@@ -91,7 +93,7 @@ class Training {
   std::mt19937_64 generator_;  // of what is drawn from the dataset
   std::int64_t steps_done_ = 0;
   double last_loss_ = 0;
-  MemoryUsage usage_;  // at the end of the last step, with what was left out of the next
+  MemoryUsage::AtStepEnd counted_;  // up to the last step's end, with what was left out of the next
 };
 
 }  // namespace terrace

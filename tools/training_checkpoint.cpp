@@ -108,13 +108,12 @@ struct Position {
 
 void Training::leave_out_of_steps(const MemoryUsage& before) {
   const MemoryUsage now = usage();
-  usage_.stall_seconds += now.stall_seconds - before.stall_seconds;
-  for (std::size_t cause = 0; cause < stall_cause_count; ++cause) {
-    usage_.stall_seconds_by_cause[cause] += now.stall_seconds_by_cause[cause] - before.stall_seconds_by_cause[cause];
+  for (std::size_t cause = 0; cause < now.stall_seconds_by_cause.size(); ++cause) {
+    counted_.stall_seconds_by_cause[cause] += now.stall_seconds_by_cause[cause] - before.stall_seconds_by_cause[cause];
   }
   for (std::size_t link = 0; link < now.bytes_moved.size(); ++link) {
     for (std::size_t kind = 0; kind < now.bytes_moved[link].size(); ++kind) {
-      usage_.bytes_moved[link][kind] += now.bytes_moved[link][kind] - before.bytes_moved[link][kind];
+      counted_.bytes_moved[link][kind] += now.bytes_moved[link][kind] - before.bytes_moved[link][kind];
     }
   }
 }

@@ -68,6 +68,7 @@ Config on_nvme(const TemporaryFolder& folder) {
   Config config = on_host();
   config.device.chunks = 3 * (16 << 10);
   config.host.memory = 10 * (16 << 10);
+  config.timeline.memory = 0;
   config.nvme.paths = {folder.path()};
   config.nvme.memory = 4 << 20;
   const Config::Shares shares{.device = 0, .host = 0, .nvme = 1};
@@ -659,6 +660,7 @@ TEST_F(CheckpointSession, states_that_have_no_room_are_refused_before_anything_c
   save_after_three_steps(on_host());
   Config config = on_host();
   config.host.memory = 10 * (16 << 10);
+  config.timeline.memory = 0;
   const Config::Shares host_only{.device = 0, .host = 1, .nvme = 0};
   config.placement.parameters = config.placement.gradients = config.placement.optimizer = host_only;
   World world(config, at::kFloat, 99);

@@ -67,6 +67,7 @@ class ConstructTest : public ::testing::Test {
     torch::manual_seed(5);
     config_.device.memory = 4 * mib;
     config_.host.memory = mib;
+    config_.timeline.memory = 0;
     config_.nvme.memory = 16 * mib;
     config_.nvme.paths = {folder_.path()};
     config_.placement.chunk = 64 << 10;

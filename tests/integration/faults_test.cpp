@@ -130,6 +130,7 @@ Config config_for(const Setting& setting, const std::filesystem::path& folder) {
   const std::uint64_t resting = on_nvme == "optimizer" ? 2 : 3;  // kinds, with 4 layers each
   const std::uint64_t working = on_nvme == "optimizer" ? 3 : 2;  // chunks; fewer than there are
   config.host.memory = 64 * 1024 + (resting * 4 + working) * chunk_room;
+  config.timeline.memory = 0;
   config.io.prefetch = setting.prefetch;
   config.log.level = LogLevel::error;
   return config;

@@ -32,6 +32,7 @@ Config tight() {
 Config tight_on_nvme(const TemporaryFolder& folder) {
   Config config = tight();
   config.host.memory = 6 * chunk_bytes;
+  config.timeline.memory = 0;
   config.nvme.paths = {folder.path()};
   config.nvme.memory = 4 << 20;
   const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};

@@ -207,6 +207,7 @@ TEST(Misuse, nothing_is_lost_where_an_ops_operands_do_not_fit) {
 TEST(Misuse, a_budget_below_what_must_rest_is_refused_by_manage_with_a_hint) {
   Config config = tight_config();
   config.host.memory = 4 * chunk_bytes;
+  config.timeline.memory = 0;
   config.device.memory = 4 << 20;
   Mlp model(8);
   Session session(config);
@@ -320,6 +321,7 @@ namespace {
 Config on_nvme(const TemporaryFolder& folder) {
   Config config = tight_config();
   config.host.memory = 6 * chunk_bytes;
+  config.timeline.memory = 0;
   config.nvme.paths = {folder.path()};
   config.nvme.memory = 4 << 20;
   config.placement.parameters = config.placement.gradients = config.placement.optimizer =

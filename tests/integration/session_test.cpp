@@ -33,6 +33,7 @@ Config tight() {
 Config tight_on_nvme(const TemporaryFolder& folder) {
   Config config = tight();
   config.host.memory = 6 * chunk_bytes;
+  config.timeline.memory = 0;
   config.nvme.paths = {folder.path()};
   config.nvme.memory = 4 << 20;
   const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
@@ -768,6 +769,7 @@ TEST(Session, a_model_that_fits_the_device_only_by_construct_is_refused_outside_
 TEST(Session, a_manage_that_fails_loses_no_bytes) {
   Config config = tight();
   config.host.memory = 6 * chunk_bytes + 4 * 4096;  // the states fit nowhere
+  config.timeline.memory = 0;
   config.placement.parameters = Config::Shares{.device = 0, .host = 1, .nvme = 0};
   std::shared_ptr<Mlp> model;
   {

@@ -127,6 +127,7 @@ class Threads : public ::testing::TestWithParam<const char*> {
     Config made = for_two();
     if (GetParam() == std::string("nvme")) {
       made.host.memory = 24 * tight_chunk_bytes;
+      made.timeline.memory = 0;
       made.nvme.paths = {folder_.path()};
       made.nvme.memory = 16 << 20;
       made.placement.parameters = made.placement.gradients = made.placement.optimizer = Config::Shares{.nvme = 1};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memory/access_stream.h"
+#include "memory/timeline.h"
 #include "offload/emulated_device.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_store.h"
@@ -27,6 +28,7 @@ struct StreamSizes {
   std::uint64_t nvme_extents = 0;
   std::uint64_t device_chunk_limit = ~std::uint64_t{0};
   std::size_t prefetch_depth = 0;
+  std::uint64_t timeline_bytes = 0;  ///< not counted
 };
 
 class StreamWorld {
@@ -38,8 +40,11 @@ class StreamWorld {
               sizes.granule_bytes),
         host(Tier::host, arena.capacity_bytes()),
         nvme(Tier::nvme, sizes.nvme_extents * sizes.granule_bytes),
+        timeline(sizes.timeline_bytes, {&device.budget(), &host, &nvme}),
         stream({&device.budget(), &host, &nvme}, device, arena, &store, &engine,
-               {.device_chunk_limit = sizes.device_chunk_limit, .prefetch_depth = sizes.prefetch_depth}) {}
+               {.device_chunk_limit = sizes.device_chunk_limit,
+                .prefetch_depth = sizes.prefetch_depth,
+                .timeline = &timeline}) {}
 
   Pin acquire(ChunkId chunk, Tier tier, Access mode = Access::read) {
     const ChunkAccess access{chunk, tier, mode};
@@ -59,6 +64,7 @@ class StreamWorld {
   NvmeStore store;
   Budget host;
   Budget nvme;
+  Timeline timeline;
   AccessStream stream;
 };
 

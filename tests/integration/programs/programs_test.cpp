@@ -80,6 +80,7 @@ Config roomy(const Program& program) {
   Config config;
   config.device.memory = 256 << 20;
   config.host.memory = 256 << 20;
+  config.timeline.memory = 0;
   config.placement.chunk = chunk_bytes;
   config.placement.activations = program.recomputes ? "recompute" : "keep";
   config.log.level = LogLevel::off;
