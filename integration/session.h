@@ -112,7 +112,7 @@ class Session {
   /// checkpoint and the rest is not: it throws that error on each use from then on, until a load succeeds.
   CheckpointNotes load(const std::filesystem::path& folder);
 
-  /// Where the program's tensors go: `cpu` with the emulated device.
+  /// Where the program's tensors go: `cuda:0` with a CUDA device, `cpu` with the emulated one.
   at::Device device() const;
 
   MemoryUsage memory_usage() const;

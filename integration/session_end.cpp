@@ -1,10 +1,9 @@
 // How a module's tensors become ordinary again when their session ends.
 
-#include <cstring>
-
 #include "base/error.h"
 #include "base/memory_info.h"
 #include "base/units.h"
+#include "integration/byte_copies.h"
 #include "integration/pinned_run.h"
 #include "integration/session_state.h"
 
@@ -67,16 +66,20 @@ void SessionState::restore(ManagedStorage& storage, c10::DataPtr data) {
     const std::scoped_lock lock(registry_->mutex);
     bytes = storage.storage() != nullptr ? storage.storage()->nbytes() : 0;
   }
-  auto* destination = static_cast<std::byte*>(data.mutable_get());
-  const std::array accesses{ChunkAccess{storage.chunk(), Tier::host, Access::read}};
-  const Pin pin = memory_.stream().acquire(accesses);
-  visit_pinned_run(pin, storage.offset_bytes(), bytes, [&](std::span<const std::byte> piece, std::uint64_t done) {
-    std::memcpy(destination + done, piece.data(), piece.size());
-  });
+  read_run(storage, bytes, data);
   const std::scoped_lock lock(registry_->mutex);
   if (storage.storage() != nullptr) {
     storage.detach(std::move(data));
   }
+}
+
+void SessionState::read_run(const ManagedStorage& storage, std::uint64_t bytes, const c10::DataPtr& data) {
+  auto* const destination = static_cast<std::byte*>(data.get());
+  const std::array accesses{ChunkAccess{storage.chunk(), Tier::host, Access::read}};
+  const Pin pin = memory_.stream().acquire(accesses);
+  visit_pinned_run(pin, storage.offset_bytes(), bytes, [&](std::span<const std::byte> piece, std::uint64_t done) {
+    copy_bytes(destination + done, data.device(), piece.data(), at::kCPU, piece.size());
+  });
 }
 
 }  // namespace terrace

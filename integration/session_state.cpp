@@ -38,6 +38,7 @@ SessionState::SessionState(const Config& config)
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
   attach_program_memory(*this);
+  memory_.attach(*this);
   attach_interceptor(*this);
   RecomputedBlock::plan(config.placement.activations == "recompute");
 }
@@ -48,6 +49,7 @@ void SessionState::close() noexcept {
   RecomputedBlock::plan(false);
   detach_interceptor();
   detach_program_memory();
+  memory_.detach();
   gradients_->close();
   for (const ManagedParameter& parameter : parameters_) {
     parameter.storage->keep({});  // the accumulator holds the tensor, and so its storage
@@ -107,6 +109,7 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
                                                        std::uint64_t input_shapes) noexcept {
   try {
     require_whole();
+    memory_.computes_here();
     gradients_->notice_dead_storages();
     notice_pass(operands, input_shapes);
     c10::SmallVector<ChunkAccess, 8> accesses;

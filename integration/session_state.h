@@ -131,8 +131,13 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
   void move_in_or_restore(std::span<ManagedParameter> found);
+  /// Where a tensor's bytes were before it came under management.
+  struct FormerPlace {
+    c10::Device device;
+    bool was_constructed;
+  };
   /// False where that fails; then the parameter stays where it is until the session ends.
-  bool move_out(const ManagedParameter& parameter, bool was_constructed) noexcept;
+  bool move_out(const ManagedParameter& parameter, const FormerPlace& former) noexcept;
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
   void manage_buffers(torch::nn::Module& module, UniqueNames& names);
@@ -182,6 +187,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void restore(ManagedStorage& storage);
   /// Gives the storage `data` with the bytes of its run.
   void restore(ManagedStorage& storage, c10::DataPtr data);
+  /// Copies the first `bytes` of the storage's run to `data`, by way of the host.
+  void read_run(const ManagedStorage& storage, std::uint64_t bytes, const c10::DataPtr& data);
 
   const Config config_;
   mutable std::recursive_mutex program_mutex_;
