@@ -177,6 +177,7 @@ SessionMemory::SessionMemory(const Config& config) {
 }
 
 SessionMemory::~SessionMemory() {
+  detach();
   if (host_is_pinned_) {
     stream_.reset();  // nothing is copied any more
     device_->unpin(arena_->region());

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "integration/generator_state.h"
 #include "integration/recomputed_block.h"
 #include "integration/saved_tensors.h"
 
@@ -37,9 +38,10 @@ SessionState::SessionState(const Config& config)
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
-  attach_program_memory(*this);
   memory_.attach(*this);
+  attach_program_memory(*this);
   attach_interceptor(*this);
+  GeneratorState::set_device(memory_.program_device());
   RecomputedBlock::plan(config.placement.activations == "recompute");
 }
 
@@ -47,6 +49,7 @@ SessionState::~SessionState() = default;
 
 void SessionState::close() noexcept {
   RecomputedBlock::plan(false);
+  GeneratorState::set_device(at::kCPU);
   detach_interceptor();
   detach_program_memory();
   memory_.detach();

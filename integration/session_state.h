@@ -179,11 +179,17 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void save_parameters(CheckpointWriter& writer) const;
   /// Throws ConfigError, listing them, if the checkpoint's parameters and buffers are others than the session's.
   void require_same_tensors(const std::vector<CheckpointRecord>& records) const;
+  /// Whose default generators a checkpoint holds.
+  std::vector<c10::Device> devices_with_generators() const;
   void load_parameters(const CheckpointReader& reader);
   void load_buffers(const CheckpointReader& reader);
   void restore_storages();
   /// Makes them ordinary, those that can be. Throws the first error, and OutOfMemory if they do not fit together.
   void restore(const std::vector<std::shared_ptr<ManagedStorage>>& storages);
+  /// Of one chunk, which it ends on a device that is not the CPU.
+  void restore_chunk(ChunkId chunk, const std::vector<std::shared_ptr<ManagedStorage>>& storages);
+  /// What ordinary tensors on the device may take, where no chunk is left there.
+  std::uint64_t free_for_the_program() const;
   void restore(ManagedStorage& storage);
   /// Gives the storage `data` with the bytes of its run.
   void restore(ManagedStorage& storage, c10::DataPtr data);
