@@ -98,6 +98,11 @@ void check_together(const Config& config, const std::string& name) {
   check_shares("parameters", config.placement.parameters);
   check_shares("gradients", config.placement.gradients);
   check_shares("optimizer", config.placement.optimizer);
+  if (config.device.kind == "cuda" && (config.device.link || config.device.latency_us != 0)) {
+    throw ConfigError(
+        name + ": device.link and device.latency_us are of the emulated device, but device.kind is \"cuda\"",
+        "leave them out, or set device.kind to \"emulated\"");
+  }
   if (config.device.chunks && config.device.memory && *config.device.chunks > *config.device.memory) {
     throw ConfigError(name + ": device.chunks (" + format_bytes_exactly(*config.device.chunks) +
                           ") is more than device.memory (" + format_bytes_exactly(*config.device.memory) + ")",

@@ -19,7 +19,7 @@ namespace terrace {
 
 struct Config {
   struct Device {
-    std::string kind = "auto";            ///< "auto" or "emulated"
+    std::string kind = "auto";            ///< "auto", "cuda" or "emulated"
     std::optional<std::uint64_t> memory;  ///< budget for everything on the device
     std::optional<std::uint64_t> chunks;  ///< most bytes of chunks on the device; absent: all of `memory`
     std::optional<std::uint64_t> link;    ///< emulated: bytes per second of each direction; absent: unlimited

@@ -120,11 +120,6 @@ Key log_level_key() {
           }};
 }
 
-void refuse_cuda(const Value& value) {
-  if (!value.is("cuda")) return;
-  value.fail("found \"cuda\", but this build has no CUDA device; accepted: \"auto\", \"emulated\"");
-}
-
 void refuse_moving_activations(const Value& value) {
   for (const char* way : {"host", "nvme"}) {
     if (value.is(way)) {
@@ -136,7 +131,7 @@ void refuse_moving_activations(const Value& value) {
 
 std::vector<Key> make_keys() {
   return {
-      choice("device.kind", {"auto", "emulated"}, field(&Config::device, &Config::Device::kind), refuse_cuda),
+      choice("device.kind", {"auto", "cuda", "emulated"}, field(&Config::device, &Config::Device::kind)),
       size("device.memory", field(&Config::device, &Config::Device::memory)),
       size("device.chunks", field(&Config::device, &Config::Device::chunks)),
       byte_rate("device.link", field(&Config::device, &Config::Device::link)),

@@ -1,16 +1,24 @@
-# Finds LibTorch: terrace::libtorch.
+# Finds LibTorch: terrace::libtorch, and where it was built for CUDA terrace::c10_cuda, its small library of the CUDA
+# device's allocator and streams, with the CUDA runtime that this one needs.
 #
 # Looks in CMAKE_PREFIX_PATH (the folder `torch` of a wheel, or an unpacked LibTorch), then in LibTorch_FALLBACK. Where
 # there is none, LibTorch_ADVICE says what else than setting that path gives one.
-# Only c10 and torch_cpu are linked. This is not find_package(Torch): with a LibTorch that was built for CUDA that one
-# demands the CUDA toolkit, which nothing here needs.
+# Of terrace::libtorch only c10 and torch_cpu are linked. This is not find_package(Torch): with a LibTorch that was built
+# for CUDA that one demands the CUDA toolkit, which nothing here needs. The large libraries of CUDA are loaded at run time.
 
 # Not in system folders: a distribution's LibTorch is another version.
 find_path(LibTorch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h PATHS ${LibTorch_FALLBACK}/include
           NO_SYSTEM_ENVIRONMENT_PATH NO_CMAKE_SYSTEM_PATH)
 find_library(LibTorch_LIBRARY torch_cpu PATHS ${LibTorch_INCLUDE_DIR}/../lib NO_DEFAULT_PATH)
 find_library(LibTorch_C10_LIBRARY c10 PATHS ${LibTorch_INCLUDE_DIR}/../lib NO_DEFAULT_PATH)
-mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_LIBRARY LibTorch_C10_LIBRARY)
+find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda PATHS ${LibTorch_INCLUDE_DIR}/../lib NO_DEFAULT_PATH)
+# In a wheel it is a wheel of its own; in an unpacked LibTorch its name has a digest.
+file(GLOB LibTorch_cudarts ${LibTorch_INCLUDE_DIR}/../../nvidia/*/lib/libcudart.so.*
+     ${LibTorch_INCLUDE_DIR}/../lib/libcudart*.so*)
+list(POP_FRONT LibTorch_cudarts LibTorch_found_cudart)
+set(LibTorch_CUDART_LIBRARY ${LibTorch_found_cudart} CACHE FILEPATH "The CUDA runtime that LibTorch was built with")
+mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_LIBRARY LibTorch_C10_LIBRARY LibTorch_C10_CUDA_LIBRARY
+                 LibTorch_CUDART_LIBRARY)
 
 # The first of these is where 2.11 keeps its version, the second where older releases did.
 foreach(header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
@@ -44,4 +52,11 @@ if(LibTorch_FOUND AND NOT TARGET terrace::libtorch)
                "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
                # LibTorch's release libraries lack members that its headers declare without NDEBUG.
                INTERFACE_COMPILE_DEFINITIONS "NDEBUG;_GLIBCXX_USE_CXX11_ABI=1")
+  if(LibTorch_C10_CUDA_LIBRARY AND LibTorch_CUDART_LIBRARY)
+    add_library(terrace::cudart SHARED IMPORTED)
+    set_target_properties(terrace::cudart PROPERTIES IMPORTED_LOCATION ${LibTorch_CUDART_LIBRARY})
+    add_library(terrace::c10_cuda SHARED IMPORTED)
+    set_target_properties(terrace::c10_cuda PROPERTIES IMPORTED_LOCATION ${LibTorch_C10_CUDA_LIBRARY}
+                                                       INTERFACE_LINK_LIBRARIES "terrace::c10;terrace::cudart")
+  endif()
 endif()

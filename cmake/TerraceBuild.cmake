@@ -11,8 +11,10 @@ set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM)
-    # What ccache asks for before it caches sources that use a precompiled header.
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+    # What ccache asks for before it caches sources that use a precompiled header, and where paths are taken as relative:
+    # a source that several build folders compile in the same way is compiled once.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+                                    CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${CCACHE_PROGRAM})
   endif()
 endif()
 

@@ -17,12 +17,23 @@ function(terrace_flags target)
   endif()
 endfunction()
 
-# terrace_floor(NAME [LIBTORCH] [PUBLIC libraries...] [PRIVATE libraries...])
+# terrace_floor(NAME [LIBTORCH] [CUDA sources...] [WITHOUT_CUDA sources...] [PUBLIC libraries...] [PRIVATE libraries...])
 # The library terrace::NAME of the sources in the folder NAME, on all floors declared before it.
+# CUDA: those, without .cpp, that are built with TERRACE_CUDA only and include CUDA's headers; WITHOUT_CUDA: those built
+# in their place. All others are the same in both.
 # Does nothing while the folder has no sources.
 function(terrace_floor name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "LIBTORCH" "" "PUBLIC;PRIVATE")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "LIBTORCH" "" "CUDA;WITHOUT_CUDA;PUBLIC;PRIVATE")
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.cpp)
+  list(TRANSFORM arg_CUDA REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/${name}/\\1.cpp")
+  list(TRANSFORM arg_WITHOUT_CUDA REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/${name}/\\1.cpp")
+  if(TERRACE_CUDA)
+    list(REMOVE_ITEM sources ${arg_WITHOUT_CUDA})
+    list(TRANSFORM TERRACE_CUDA_INCLUDE_DIRS PREPEND -isystem OUTPUT_VARIABLE includes)
+    set_source_files_properties(${arg_CUDA} PROPERTIES COMPILE_OPTIONS "${includes}")
+  else()
+    list(REMOVE_ITEM sources ${arg_CUDA})
+  endif()
   if(NOT sources)
     return()
   endif()

@@ -41,7 +41,7 @@ class Ordinary final : public AdamWBackend {
     at::Tensor variance;
   };
 
-  /// The gradient with its elements in the order of the parameter's.
+  /// The gradient with its elements in the order of the parameter's, on the CPU.
   static at::Tensor aligned_gradient(const at::Tensor& parameter) {
     const at::Tensor& gradient = parameter.grad();
     if (gradient.layout() != at::kStrided) {
@@ -55,9 +55,9 @@ class Ordinary final : public AdamWBackend {
                        c10::toString(parameter.scalar_type()));
     }
     if (gradient.strides() == parameter.strides()) {
-      return gradient;
+      return gradient.to(at::kCPU);
     }
-    return at::empty_like(parameter).copy_(gradient);
+    return at::empty_like(parameter, at::TensorOptions().device(at::kCPU)).copy_(gradient);
   }
 
   static const std::uint16_t* bits(const at::Tensor& tensor) {
@@ -85,9 +85,10 @@ class Ordinary final : public AdamWBackend {
     return combined_norm(sums);
   }
 
-  void update(at::Tensor& parameter, const AdamWOptions& options, float scale) {
-    const at::Tensor gradient = aligned_gradient(parameter);
-    State& state = states_[parameter.unsafeGetTensorImpl()];
+  void update(const at::Tensor& trained, const AdamWOptions& options, float scale) {
+    const at::Tensor gradient = aligned_gradient(trained);
+    const at::Tensor parameter = trained.to(at::kCPU);  // where it is already, it is the same tensor
+    State& state = states_[trained.unsafeGetTensorImpl()];
     const bool has_master = parameter.scalar_type() == at::kBFloat16;
     if (state.step == 0) {
       state.momentum = at::zeros_like(parameter, at::kFloat);
@@ -107,7 +108,11 @@ class Ordinary final : public AdamWBackend {
       adamw_update(step, parameter.mutable_data_ptr<float>(), gradient.const_data_ptr<float>(), momentum, variance,
                    count);
     }
-    parameter.unsafeGetTensorImpl()->bump_version();
+    if (!trained.is_cpu()) {
+      trained.copy_(parameter);  // which bumps its version
+      return;
+    }
+    trained.unsafeGetTensorImpl()->bump_version();
   }
 
   std::unordered_map<const c10::TensorImpl*, State> states_;

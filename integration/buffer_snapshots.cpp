@@ -1,23 +1,24 @@
 #include "integration/buffer_snapshots.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "integration/byte_copies.h"
 #include "integration/program_memory.h"
 
 namespace terrace {
 namespace {
 
 std::vector<std::byte> bytes_of(const c10::Storage& storage) {
-  const auto* data = static_cast<const std::byte*>(storage.data());
-  return {data, data + storage.nbytes()};
+  std::vector<std::byte> bytes(storage.nbytes());
+  copy_bytes(bytes.data(), c10::DeviceType::CPU, storage.data(), storage.device(), bytes.size());
+  return bytes;
 }
 
 /// A buffer that was resized in between keeps what it holds.
 void set_bytes(const c10::Storage& storage, const std::vector<std::byte>& bytes) noexcept {
   if (!bytes.empty() && storage.nbytes() == bytes.size()) {
-    std::memcpy(storage.mutable_data(), bytes.data(), bytes.size());
+    copy_bytes(storage.mutable_data(), storage.device(), bytes.data(), c10::DeviceType::CPU, bytes.size());
   }
 }
 

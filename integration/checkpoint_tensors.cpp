@@ -4,7 +4,9 @@
 #include <cstring>
 #include <mutex>
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 
 #include "base/error.h"
 #include "integration/pause.h"
@@ -94,7 +96,7 @@ CheckpointRecord record_of(const ManagedParameter& parameter, RecordKind kind) {
 }
 
 CheckpointRecord record_of(const ManagedBuffer& buffer) {
-  if (buffer.tensor.layout() != at::kStrided || !buffer.tensor.device().is_cpu()) {
+  if (buffer.tensor.layout() != at::kStrided || (!buffer.tensor.is_cpu() && !buffer.tensor.is_cuda())) {
     throw LogicError("buffer '" + buffer.name + "' cannot be saved: it is not dense, or not on the session's device",
                      "keep it outside the module, or convert it");
   }
@@ -143,9 +145,19 @@ void copy_in(const at::Tensor& buffer, std::uint64_t offset, std::span<const std
   }
 }
 
-at::Tensor default_generator_state() {
+std::string default_generator_name(c10::Device device) { return device.is_cpu() ? "cpu" : "cuda"; }
+
+at::Tensor on_cpu(const at::Tensor& buffer) {
+  const Pause pause;  // the copy is not the program's
+  const at::NoGradGuard no_grad;
+  return buffer.to(at::kCPU);
+}
+
+at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
+
+at::Tensor default_generator_state(c10::Device device) {
   const Pause pause;  // the tensor is not the program's
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = default_generator(device);
   const std::scoped_lock lock(generator.mutex());
   return generator.get_state();
 }

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include "integration/checkpoint_manifest.h"
@@ -16,13 +18,13 @@
 
 namespace terrace {
 
-/// The name of LibTorch's default generator, which is on the CPU.
-inline constexpr const char* default_generator_name = "cpu";
+/// The name of LibTorch's default generator of a device: "cpu" or "cuda".
+std::string default_generator_name(c10::Device device);
 
 /// The record of a parameter's run in its chunk of one kind, without what only writing it tells. Throws LogicError if
 /// its type has no name in a checkpoint.
 CheckpointRecord record_of(const ManagedParameter& parameter, CheckpointRecord::Kind kind);
-/// Throws LogicError also if the buffer is not dense.
+/// Throws LogicError also if the buffer is not dense, or not on the CPU or a CUDA device.
 CheckpointRecord record_of(const ManagedBuffer& buffer);
 
 /// The kinds of which a parameter may have a run in a chunk of its own.
@@ -42,7 +44,11 @@ using ElementsPiece = std::array<std::byte, 16 * 1024>;
 void copy_out(const at::Tensor& buffer, std::uint64_t offset, std::span<std::byte> elements);
 void copy_in(const at::Tensor& buffer, std::uint64_t offset, std::span<const std::byte> elements);
 
-/// The state of LibTorch's default generator, in its own format.
-at::Tensor default_generator_state();
+/// The buffer, or a copy of it that the CPU reaches: one at a time, beside the host's budget.
+at::Tensor on_cpu(const at::Tensor& buffer);
+
+/// LibTorch's default generator of a device, and its state in its own format.
+at::Generator default_generator(c10::Device device);
+at::Tensor default_generator_state(c10::Device device);
 
 }  // namespace terrace

@@ -2,20 +2,18 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
-#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/error.h"
+#include "integration/byte_copies.h"
 
 namespace terrace {
 
@@ -212,42 +210,39 @@ at::Tensor Gradients::make(ManagedParameter& parameter) {
     make_ordinary(*held);
   }
   const at::Tensor& tensor = parameter.tensor;
-  const std::size_t item_bytes = tensor.element_size();
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), parameter.elements * item_bytes, c10::DataPtr(nullptr, tensor.device()),
-      /*allocator=*/nullptr, /*resizable=*/false);
+  at::Tensor gradient = tensor_without_memory(tensor, tensor.device());
   const ChunkId chunk = parameter.gradient_chunk.value();
-  const auto managed = ManagedStorage::attach(*storage, chunk, parameter.element_offset * item_bytes,
-                                              parameter.name + ".grad", registry_);
+  const auto managed =
+      ManagedStorage::attach(storage_of(gradient), chunk, parameter.element_offset * tensor.element_size(),
+                             parameter.name + ".grad", registry_);
   parameter.gradient = managed;
   {
     const std::scoped_lock lock(registry_->mutex);
     ++alive_[chunk];
   }
-  at::Tensor gradient = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-  gradient.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   return gradient;
 }
 
 void Gradients::make_ordinary(ManagedStorage& storage) {
   const auto keep = storage.shared_from_this();
   std::size_t bytes = 0;
+  c10::Device device = at::kCPU;
   {
     const std::scoped_lock lock(registry_->mutex);
     if (storage.storage() == nullptr) {
       return;
     }
+    device = storage.storage()->device();
     if (storage.is_open()) {
       throw LogicError("'" + storage.name() + "' has to give up its place while it is gathered",
                        "end what Session::gather returned first");
     }
     bytes = storage.storage()->nbytes();
   }
-  c10::DataPtr data = c10::GetCPUAllocator()->allocate(bytes);
+  c10::DataPtr data = allocate_like_the_program(device, bytes);
   const std::array accesses{ChunkAccess{storage.chunk(), Tier::device, Access::read}};
   const Pin pin = stream_.acquire(accesses);
-  std::memcpy(data.mutable_get(), pin.device(0) + storage.offset_bytes(), bytes);
+  copy_bytes(data.mutable_get(), device, pin.device(0) + storage.offset_bytes(), device, bytes);
   {
     const std::scoped_lock lock(registry_->mutex);
     if (storage.storage() != nullptr) {

@@ -45,7 +45,7 @@ bool writes_through(const c10::AliasInfo* alias) {
 OpTraits traits_of(const c10::OperatorHandle& op) {
   OpTraits traits;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
     return traits;
   }
   // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it

@@ -32,8 +32,9 @@ struct ManagedParameter {
   std::weak_ptr<torch::autograd::Node> accumulator;
   std::shared_ptr<ParkedGradient> parked;  ///< what the hooks share
 
-  /// Throws LogicError, naming the parameter, if its tensor has no dense storage of its own on the session's device.
-  void require_manageable() const;
+  /// Throws LogicError, naming the parameter, if its tensor has no dense storage of its own on the CPU or the session's
+  /// device.
+  void require_manageable(c10::Device session_device) const;
 
   const void* optimizer = nullptr;  ///< whose states its chunks hold, while that optimizer lives
   std::int64_t updates = 0;         ///< by that optimizer

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include "base/error.h"
@@ -15,7 +16,8 @@
 namespace terrace {
 namespace {
 
-/// Lies before every block's data, which stays aligned to 64 bytes.
+/// Lies before every block's data, which stays aligned to 64 bytes; of a block that the CPU does not reach, apart from
+/// it.
 struct alignas(64) Header {
   std::uintptr_t mark;  ///< tells our blocks from the previous allocator's
   std::shared_ptr<BlockSource> source;
@@ -42,7 +44,8 @@ class Allocator final : public c10::Allocator {
       return previous_->allocate(bytes);
     }
     try {
-      return allocate_from(memory->source(), bytes, Kind::other);
+      const std::shared_ptr<BlockSource> source = memory->source();
+      return source ? allocate_from(source, bytes, Kind::other) : previous_->allocate(bytes);
     } catch (const Error& error) {
       memory->refused(std::current_exception());
       TORCH_CHECK_WITH(OutOfMemoryError, false, "terrace: ", error.what());
@@ -80,6 +83,35 @@ void free_block(void* data) {
   source->give_back(reinterpret_cast<std::byte*>(header), bytes, kind);
 }
 
+/// A block on a device whose memory the CPU does not reach.
+struct FarBlock {
+  Header header;
+  std::byte* block;
+};
+
+void free_far_block(void* context) {
+  const std::unique_ptr<FarBlock> far(static_cast<FarBlock*>(context));
+  far->header.source->give_back(far->block, far->header.bytes, far->header.kind);
+}
+
+c10::DataPtr allocate_far(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind,
+                          c10::Device device) {
+  auto far = std::make_unique<FarBlock>(FarBlock{{0, source, bytes, kind}, nullptr});
+  std::byte* const block = far->block = source->take(bytes, kind);
+  return {block, far.release(), &free_far_block, device};
+}
+
+/// What is known of the block behind `data`; null if no source gave it.
+const Header* find_header(const c10::DataPtr& data) noexcept {
+  if (data.get_context() == nullptr) {
+    return nullptr;
+  }
+  if (data.get_deleter() == &free_far_block) {
+    return &static_cast<const FarBlock*>(data.get_context())->header;
+  }
+  return data.get_deleter() == &free_block ? header_of(data.get_context()) : nullptr;
+}
+
 void Allocator::free_any(void* data) {
   if (data == nullptr) {
     return;
@@ -110,33 +142,39 @@ void attach_program_memory(ProgramMemory& memory) {
 
 void detach_program_memory() noexcept { current.store(nullptr, std::memory_order_release); }
 
-c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind) {
+c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind,
+                           c10::Device device) {
   if (bytes == 0) {
-    return {nullptr, nullptr, &free_block, c10::Device(c10::DeviceType::CPU)};
+    return {nullptr, nullptr, &free_block, device};
+  }
+  if (!device.is_cpu()) {
+    return allocate_far(source, bytes, kind, device);
   }
   const std::uint64_t whole = bytes + sizeof(Header);
   std::byte* block = source->take(whole, kind);
   auto* header = new (block) Header{0, source, whole, kind};
   void* data = header + 1;
   header->mark = mark_of(data);
-  return {data, data, &free_block, c10::Device(c10::DeviceType::CPU)};
+  return {data, data, &free_block, device};
 }
 
 std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept {
-  if (data.get_deleter() != &free_block || data.get_context() == nullptr) {
-    return 0;
-  }
-  const Header* header = header_of(data.get_context());
-  return header->source.get() == &source ? header->bytes : 0;
+  const Header* const header = find_header(data);
+  return header != nullptr && header->source.get() == &source ? header->bytes : 0;
 }
 
 std::optional<Kind> kind_of(const c10::DataPtr& data) noexcept {
-  if (data.get_deleter() != &free_block || data.get_context() == nullptr) {
-    return std::nullopt;
-  }
-  return header_of(data.get_context())->kind;
+  const Header* const header = find_header(data);
+  return header != nullptr ? std::optional(header->kind) : std::nullopt;
 }
 
-c10::DataPtr allocate_ordinary(std::uint64_t bytes) { return installed_allocator().previous().allocate(bytes); }
+c10::DataPtr allocate_ordinary(std::uint64_t bytes, c10::Device device) {
+  if (device.is_cpu()) {
+    return installed_allocator().previous().allocate(bytes);
+  }
+  const Pause uncounted;
+  const c10::DeviceGuard guard(device);
+  return c10::GetAllocator(device.type())->allocate(bytes);
+}
 
 }  // namespace terrace

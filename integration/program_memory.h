@@ -1,4 +1,5 @@
-/// Where the program's own tensors come from while a session lives: the device's memory, within its budget.
+/// Where the program's own tensors on the CPU come from while a session lives: the device's memory, within its budget,
+/// where the CPU computes, and the host's for a model under construction.
 ///
 /// LibTorch's CPU allocator is replaced once, at the first session, and never put back; without a session,
 /// or under `Pause`, it forwards to the allocator that was there. A block remembers whose it is, so tensors
@@ -29,7 +30,7 @@ class BlockSource {
 class ProgramMemory {
  public:
   virtual ~ProgramMemory() = default;
-  /// Where this thread's tensors come from now.
+  /// Where this thread's tensors on the CPU come from now; null: LibTorch's previous allocator, uncounted.
   virtual std::shared_ptr<BlockSource> source() = 0;
   /// Hears of a refusal before it is thrown as c10::OutOfMemoryError.
   virtual void refused(std::exception_ptr error) noexcept = 0;
@@ -40,13 +41,14 @@ void attach_program_memory(ProgramMemory& memory);
 /// From now on tensors come from LibTorch's previous allocator.
 void detach_program_memory() noexcept;
 
-/// A block of `bytes` from `source`, counted as `kind`.
-c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind);
+/// A block of `bytes` from `source`, counted as `kind`, of memory that belongs to `device`.
+c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind,
+                           c10::Device device = c10::DeviceType::CPU);
 /// What `source` has counted for the block behind `data`; 0 if it is not one of its blocks.
 std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept;
 /// What the block behind `data` is counted as; nothing if no source gave it.
 std::optional<Kind> kind_of(const c10::DataPtr& data) noexcept;
-/// An ordinary block of LibTorch's previous allocator.
-c10::DataPtr allocate_ordinary(std::uint64_t bytes);
+/// An ordinary block, of LibTorch's previous allocator; uncounted.
+c10::DataPtr allocate_ordinary(std::uint64_t bytes, c10::Device device = c10::DeviceType::CPU);
 
 }  // namespace terrace

@@ -51,7 +51,7 @@ void Session::save(CheckpointLock& lock, const CheckpointNotes& notes) { state_-
 
 CheckpointNotes Session::load(const std::filesystem::path& folder) { return state_->load(folder); }
 
-at::Device Session::device() const { return at::kCPU; }
+at::Device Session::device() const { return state_->memory().program_device(); }
 
 MemoryUsage Session::memory_usage() const { return state_->memory().stream().usage(); }
 

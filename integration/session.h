@@ -49,8 +49,8 @@ class Session {
   explicit Session(const Config& config = {});
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  /// Models become ordinary again where their bytes fit the available memory less 10%; otherwise they stay
-  /// guarded. Never throws.
+  /// Models become ordinary again where their bytes fit the available memory less 10%, those on a CUDA device where
+  /// they fit `device.memory` beside what the program has there; otherwise they stay guarded. Never throws.
   ~Session();
 
   /// Runs `build` with its tensors counted against `host.memory`, and returns what it returns: a model that
@@ -88,11 +88,11 @@ class Session {
   void for_each_parameter(const std::function<void(const std::string& name, at::Tensor& parameter)>& visit,
                           Access access = Access::write);
 
-  /// Saves a checkpoint: parameters, their masters, moments and counts of updates, buffers, the state of LibTorch's
-  /// default generator, and the program's `notes`. Gradients are not in it, nor learning rates and schedulers, nor
-  /// what else is the program's own. Moments and counts end with their AdamW: one that is destroyed before has none in
-  /// it. What is saved is known by name, kind, type and shape: budgets, placement and chunk sizes of the session that
-  /// loads it may be others.
+  /// Saves a checkpoint: parameters, their masters, moments and counts of updates, buffers, the states of LibTorch's
+  /// default generators (the CPU's, and the CUDA device's where the session has one), and the program's `notes`.
+  /// Gradients are not in it, nor learning rates and schedulers, nor what else is the program's own. Moments and counts
+  /// end with their AdamW: one that is destroyed before has none in it. What is saved is known by name, kind, type and
+  /// shape: budgets, placement and chunk sizes of the session that loads it may be others.
   ///
   /// Finishes queued updates first. Returns when the checkpoint lasts; until then, and whenever the process is killed,
   /// the folder holds the one before. Throws ConfigError (the folder has no name or holds something else, another
@@ -114,7 +114,7 @@ class Session {
   /// checkpoint and the rest is not: it throws that error on each use from then on, until a load succeeds.
   CheckpointNotes load(const std::filesystem::path& folder);
 
-  /// Where the program's tensors go: `cpu` with the emulated device.
+  /// Where the program's tensors go: `cuda:0` with a CUDA device, `cpu` with the emulated one.
   at::Device device() const;
 
   MemoryUsage memory_usage() const;

@@ -12,6 +12,7 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
   // To the end: a step of another thread comes either before all of this or finds the view.
   const auto held = lock();
   require_whole();
+  memory_.computes_here();
   gradients_->notice_dead_storages();
   OpenStorages::Storages storages;
   std::vector<ChunkAccess> accesses;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -76,9 +76,9 @@ at::Tensor generator_state_in(const CheckpointReader& reader, const CheckpointRe
 }
 
 /// Changes nothing where the state is none of a generator.
-void set_default_generator(const at::Tensor& state) {
+void set_default_generator(c10::Device device, const at::Tensor& state) {
   const Pause pause;
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = default_generator(device);
   const std::scoped_lock lock(generator.mutex());
   try {
     generator.set_state(state);
@@ -112,6 +112,14 @@ void warn_of_states_left_out(const std::vector<std::string>& names) {
 }
 
 void load_buffer(const CheckpointReader& reader, const CheckpointRecord& record, const at::Tensor& buffer) {
+  if (!buffer.is_cpu()) {
+    const at::Tensor copy = on_cpu(buffer);
+    load_buffer(reader, record, copy);
+    const Pause pause;
+    const at::NoGradGuard no_grad;
+    buffer.copy_(copy);
+    return;
+  }
   if (buffer.is_contiguous()) {
     auto* const data = static_cast<std::byte*>(buffer.mutable_data_ptr());
     reader.read(record, [&](std::uint64_t offset) { return std::span(data + offset, buffer.nbytes() - offset); });
@@ -140,10 +148,15 @@ CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
   const CheckpointReader reader(checkpoint_files(), folder);
   const std::vector<CheckpointRecord>& records = reader.manifest().records;
   require_same_tensors(records);
-  std::optional<at::Tensor> generator;
+  std::vector<std::pair<c10::Device, at::Tensor>> generators;
   for (const CheckpointRecord& record : records) {
     if (record.kind == RecordKind::generator) {
-      generator = generator_state_in(reader, record);
+      const at::Tensor state = generator_state_in(reader, record);
+      for (const c10::Device device : devices_with_generators()) {
+        if (default_generator_name(device) == record.name) {
+          generators.emplace_back(device, state);
+        }
+      }
     } else {
       reader.verify(record);
     }
@@ -151,8 +164,8 @@ CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
   if (std::any_of(records.begin(), records.end(), [](const CheckpointRecord& each) { return each.updates > 0; })) {
     add_optimizer_chunks();
   }
-  if (generator) {
-    set_default_generator(*generator);
+  for (const auto& [device, state] : generators) {
+    set_default_generator(device, state);
   }
   try {
     load_parameters(reader);
@@ -171,6 +184,14 @@ void SessionState::require_whole() const {
     const auto held = lock();
     std::rethrow_exception(failed_load_);
   }
+}
+
+std::vector<c10::Device> SessionState::devices_with_generators() const {
+  std::vector<c10::Device> devices{at::kCPU};
+  if (!memory_.program_device().is_cpu()) {
+    devices.push_back(memory_.program_device());
+  }
+  return devices;
 }
 
 void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& records) const {
@@ -204,13 +225,19 @@ void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& rec
   for (const ManagedBuffer& buffer : buffers_) {
     compare(record_of(buffer));
   }
-  const std::int64_t generator_bytes = default_generator_state().numel();
+  std::map<std::string, std::int64_t> generator_bytes;
+  for (const c10::Device device : devices_with_generators()) {
+    generator_bytes.emplace(default_generator_name(device), default_generator_state(device).numel());
+  }
   for (const auto& [key, record] : theirs) {
     const bool is_state = record->kind == RecordKind::master || record->kind == RecordKind::momentum ||
                           record->kind == RecordKind::variance;
-    const bool is_generator = record->kind == RecordKind::generator && record->name == default_generator_name &&
-                              record->dtype == "uint8" && record->shape == std::vector{generator_bytes};
-    if (!is_state && !is_generator) {
+    const auto generator = generator_bytes.find(record->name);
+    const bool is_generator = record->kind == RecordKind::generator && generator != generator_bytes.end() &&
+                              record->dtype == "uint8" && record->shape == std::vector{generator->second};
+    // That of a device which this session does not have.
+    const bool is_left_out = record->kind == RecordKind::generator && record->name == "cuda";
+    if (!is_state && !is_generator && !(is_left_out && generator == generator_bytes.end())) {
       differences.add(describe(*record) + " is not in the session");
     }
   }

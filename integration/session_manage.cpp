@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "integration/byte_copies.h"
 #include "integration/pinned_run.h"
 #include "integration/session_state.h"
 #include "memory/layout.h"
@@ -62,7 +63,7 @@ void SessionState::manage(torch::nn::Module& module) {
     parameter.name = item.key();
     parameter.tensor = tensor;
     parameter.elements = static_cast<std::uint64_t>(tensor.numel());
-    parameter.require_manageable();
+    parameter.require_manageable(memory_.program_device());
     if (spillable_.is_used_by_more_than(1, storage_of(tensor))) {
       throw LogicError("manage: '" + parameter.name + "' is gathered, or an op of another thread uses it",
                        "end what Session::gather returned first");
@@ -80,6 +81,7 @@ void SessionState::manage(torch::nn::Module& module) {
   manage_parameters(found);
   manage_buffers(module, unique);
   check_room_to_work();
+  memory_.pin_host();
 }
 
 std::set<std::uint32_t> SessionState::trained_sets() const {
@@ -114,10 +116,12 @@ void SessionState::watch(ManagedParameter& parameter) {
 
 void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
   const std::size_t first_set = set_infos_.size();
-  std::vector<bool> was_constructed;
+  std::vector<FormerPlace> former;
   for (const ManagedParameter& parameter : found) {
     const auto still = spillable_.hold(storage_of(parameter.tensor));
-    was_constructed.push_back(ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0);
+    former.push_back(
+        {.device = parameter.tensor.device(),
+         .was_constructed = ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0});
   }
   try {
     move_in(found);
@@ -127,7 +131,7 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
       bool are_restored = true;
       for (std::size_t i = 0; i < found.size(); ++i) {
         if (found[i].storage && found[i].chunk_set == set) {
-          are_restored = move_out(found[i], was_constructed[i]) && are_restored;
+          are_restored = move_out(found[i], former[i]) && are_restored;
         }
       }
       if (are_restored) {
@@ -138,11 +142,19 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
   }
 }
 
-bool SessionState::move_out(const ManagedParameter& parameter, bool was_constructed) noexcept {
+bool SessionState::move_out(const ManagedParameter& parameter, const FormerPlace& former) noexcept {
   try {
     const std::uint64_t bytes = parameter.tensor.nbytes();
-    restore(*parameter.storage,
-            was_constructed ? allocate_from(memory_.host_source(), bytes, Kind::other) : allocate_ordinary(bytes));
+    c10::DataPtr data = former.was_constructed ? allocate_from(memory_.host_source(), bytes, Kind::other)
+                                               : allocate_ordinary(bytes, former.device);
+    if (former.device == parameter.tensor.device()) {
+      restore(*parameter.storage, std::move(data));
+    } else {
+      read_run(*parameter.storage, bytes, data);
+      const at::Tensor there = tensor_without_memory(parameter.tensor, former.device);
+      storage_of(there).set_data_ptr_noswap(std::move(data));
+      parameter.tensor.set_data(there);
+    }
     spillable_.hold(storage_of(parameter.tensor));  // known again, as one that can leave
     return true;
   } catch (const std::exception& error) {
@@ -231,19 +243,30 @@ void SessionState::attach_run(ManagedParameter& parameter, const Pin& pin) {
     const std::array accesses{ChunkAccess{run->chunk(), Tier::host, Access::read}};
     spilled = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
   }
+  const c10::Device device = storage.device();
   const auto* const source = ManagedStorage::of(storage) ? nullptr : static_cast<const std::byte*>(storage.data());
   visit_pinned_run(pin, begin, storage.nbytes(), [&](std::span<std::byte> piece, std::uint64_t done) {
     if (source != nullptr) {
-      std::memcpy(piece.data(), source + done, piece.size());
+      copy_bytes(piece.data(), at::kCPU, source + done, device, piece.size());
       return;
     }
     visit_pinned_run(spilled, done, piece.size(), [&](std::span<const std::byte> from, std::uint64_t copied) {
       std::memcpy(piece.data() + copied, from.data(), from.size());
     });
   });
-  spillable_.forget(storage);
-  parameter.storage =
-      ManagedStorage::attach(storage, chunk_sets_[parameter.chunk_set].parameter, begin, parameter.name, registry_);
+  const auto attach = [&](c10::StorageImpl& to) {
+    parameter.storage =
+        ManagedStorage::attach(to, chunk_sets_[parameter.chunk_set].parameter, begin, parameter.name, registry_);
+  };
+  if (device == memory_.program_device()) {
+    spillable_.forget(storage);
+    attach(storage);
+    return;
+  }
+  // As Module::to would: whoever shares the storage keeps it as it is.
+  const at::Tensor there = tensor_without_memory(parameter.tensor, memory_.program_device());
+  attach(storage_of(there));
+  parameter.tensor.set_data(there);
 }
 
 std::uint64_t SessionState::bytes_on_host(const at::Tensor& tensor) const {
@@ -263,7 +286,8 @@ void SessionState::manage_buffers(torch::nn::Module& module, UniqueNames& names)
 }
 
 void SessionState::take_in(const at::Tensor& buffer) {
-  if (!buffer.has_storage() || !buffer.device().is_cpu() || is_in_a_chunk(buffer)) {
+  const c10::Device device = memory_.program_device();
+  if (!buffer.has_storage() || (!buffer.device().is_cpu() && buffer.device() != device) || is_in_a_chunk(buffer)) {
     return;
   }
   c10::StorageImpl& storage = storage_of(buffer);
@@ -277,10 +301,16 @@ void SessionState::take_in(const at::Tensor& buffer) {
   if (storage.nbytes() == 0 || is_there) {
     return;
   }
-  c10::DataPtr resident = allocate_from(memory_.device_source(), storage.nbytes(), Kind::buffer);
-  std::memcpy(resident.mutable_get(), storage.data(), storage.nbytes());
-  storage.set_data_ptr_noswap(std::move(resident));
-  spillable_.forget(storage);
+  c10::DataPtr resident = allocate_from(memory_.device_source(), storage.nbytes(), Kind::buffer, device);
+  copy_bytes(resident.mutable_get(), device, storage.data(), storage.device(), storage.nbytes());
+  if (storage.device() == device) {
+    storage.set_data_ptr_noswap(std::move(resident));
+    spillable_.forget(storage);
+    return;
+  }
+  const at::Tensor there = tensor_without_memory(buffer, device);
+  storage_of(there).set_data_ptr_noswap(std::move(resident));
+  buffer.set_data(there);
 }
 
 UniqueNames SessionState::names() const {

@@ -8,8 +8,11 @@
 #include "base/log.h"
 #include "base/memory_info.h"
 #include "base/units.h"
+#include "integration/cuda_program.h"
+#include "offload/choose_device.h"
 #include "offload/choose_engine.h"
 #include "offload/copy_rate.h"
+#include "offload/cuda_device.h"
 #include "offload/emulated_device.h"
 #include "offload/page_blocks.h"
 
@@ -130,17 +133,15 @@ class SessionMemory::HostBlocks final : public BlockSource {
 
 SessionMemory::SessionMemory(const Config& config) {
   const std::uint64_t available = available_memory_bytes();
-  const std::uint64_t device_bytes = config.device.memory.value_or(available / 2);
   const std::uint64_t host_bytes = config.host.memory.value_or(available / 4);
+  make_device(config.device, available / 2);
+  const std::uint64_t device_bytes = device_->budget().capacity();
   device_chunk_limit_ = std::min(config.device.chunks.value_or(device_bytes), device_bytes);
   chunk_bytes_ = config.placement.chunk.value_or(default_chunk_bytes(device_chunk_limit_, host_bytes));
   constexpr std::uint64_t chunk_unit = 4096 * sizeof(float);
   chunk_bytes_ = std::max<std::uint64_t>((chunk_bytes_ + chunk_unit - 1) / chunk_unit, 1) * chunk_unit;
   const std::size_t granule_bytes = HostArena::choose_granule(chunk_bytes_);
 
-  device_ = std::make_shared<EmulatedDevice>(
-      device_bytes,
-      LinkSpeed{.bytes_per_second = checked_link(config.device.link), .latency_ns = config.device.latency_us * 1000});
   host_budget_ = std::make_shared<Budget>(Tier::host, host_bytes);
   const std::uint64_t timeline_bytes = config.timeline.memory.value_or(Config::Timeline::default_memory);
   const std::uint64_t granules = host_bytes / granule_bytes;
@@ -182,7 +183,64 @@ SessionMemory::SessionMemory(const Config& config) {
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_, *stream_);
 }
 
-SessionMemory::~SessionMemory() = default;
+SessionMemory::~SessionMemory() {
+  detach();
+  if (host_is_pinned_) {
+    stream_.reset();  // nothing is copied any more
+    device_->unpin(arena_->region());
+  }
+}
+
+void SessionMemory::make_device(const Config::Device& config, std::uint64_t emulated_bytes) {
+  const DeviceChoice choice = choose_device(config, load_cuda_program);
+  if (choice.driver == nullptr) {
+    device_ = std::make_shared<EmulatedDevice>(
+        config.memory.value_or(emulated_bytes),
+        LinkSpeed{.bytes_per_second = checked_link(config.link), .latency_ns = config.latency_us * 1000});
+    return;
+  }
+  program_device_ = c10::Device(c10::DeviceType::CUDA, 0);
+  cuda_pool().give_back_kept();  // what the program does not use is the session's to divide
+  cuda_device_ = std::make_shared<CudaDevice>(
+      choice.driver, config.memory ? *config.memory : automatic_capacity(choice.driver->memory_info()));
+  device_ = cuda_device_;
+  computes_here();
+}
+
+void SessionMemory::attach(ProgramMemory& memory) {
+  if (cuda_device_ != nullptr) {
+    pool_ = std::make_unique<PoolBudget>(*stream_, cuda_pool(), [this] { cuda_device_->make_room_outside(); });
+    attach_cuda_pool(*pool_, memory);
+  }
+}
+
+void SessionMemory::detach() noexcept {
+  if (pool_ != nullptr) {
+    detach_cuda_pool();
+    pool_.reset();
+  }
+}
+
+void SessionMemory::computes_here() const {
+  if (cuda_device_ != nullptr) {
+    cuda_device_->computes_on(current_cuda_stream());
+  }
+}
+
+void SessionMemory::make_room_outside(std::uint64_t bytes) {
+  stream_->allocate(bytes, Kind::other);
+  if (cuda_device_ != nullptr) {
+    cuda_device_->make_room_outside();
+  }
+}
+
+void SessionMemory::pin_host() {
+  if (!device_->is_host_memory() && !host_is_pinned_) {
+    arena_->keep_all();
+    device_->pin(arena_->region());
+    host_is_pinned_ = true;
+  }
+}
 
 void SessionMemory::set_host_room(HostRoom* room) noexcept { static_cast<HostBlocks&>(*host_source_).room = room; }
 
@@ -199,7 +257,10 @@ Budget& SessionMemory::budget(Tier tier) const noexcept {
 }
 
 const std::shared_ptr<BlockSource>& SessionMemory::source() const noexcept {
-  return is_constructing() ? host_source_ : device_source_;
+  if (is_constructing()) {
+    return host_source_;
+  }
+  return program_device_.is_cpu() ? device_source_ : no_source_;
 }
 
 }  // namespace terrace

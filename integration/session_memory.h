@@ -8,15 +8,20 @@
 #include <memory>
 #include <optional>
 
+#include <c10/core/Device.h>
+
 #include "base/config.h"
 #include "integration/program_memory.h"
 #include "memory/access_stream.h"
+#include "memory/pool_budget.h"
 #include "memory/timeline.h"
 #include "offload/device.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_store.h"
 
 namespace terrace {
+
+class CudaDevice;
 
 /// Who can make room on the host for a tensor under construction.
 class HostRoom {
@@ -37,13 +42,17 @@ class SessionMemory {
   SessionMemory& operator=(const SessionMemory&) = delete;
 
   AccessStream& stream() const noexcept { return *stream_; }
+  Device& device() const noexcept { return *device_; }
+  /// Where the program computes: the CPU, or a CUDA device.
+  c10::Device program_device() const noexcept { return program_device_; }
   Budget& budget(Tier tier) const noexcept;
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint64_t device_chunk_limit() const noexcept { return device_chunk_limit_; }
   Timeline& timeline() const noexcept { return *timeline_; }
   bool has_nvme() const noexcept { return store_ != nullptr; }
 
-  /// Where a tensor of this thread comes from now: the device, or the host under construction.
+  /// Where a tensor on the CPU of this thread comes from now: the host under construction, otherwise the device where
+  /// the CPU computes, and else null.
   const std::shared_ptr<BlockSource>& source() const noexcept;
   const std::shared_ptr<BlockSource>& device_source() const noexcept { return device_source_; }
   const std::shared_ptr<BlockSource>& host_source() const noexcept { return host_source_; }
@@ -53,10 +62,25 @@ class SessionMemory {
   static void leave_construction() noexcept { --construction_depth_; }
   static bool is_constructing() noexcept { return construction_depth_ > 0; }
 
+  /// From now on, until `detach`, the program's tensors on a device that is not the CPU are counted; `memory` hears of
+  /// refusals.
+  void attach(ProgramMemory& memory);
+  void detach() noexcept;
+  /// This thread issues computation on the device, before and after what it issues next.
+  void computes_here() const;
+  /// Has chunks leave the device for bytes of the program's that are not counted otherwise; they are given back by
+  /// `stream().free(bytes, Kind::other)`. Throws OutOfMemory.
+  void make_room_outside(std::uint64_t bytes);
+  /// Fixes the host's memory for chunks in place, where the device's copies want that. Before, it is taken from the
+  /// system as it is used, and a model under construction has the rest of the budget.
+  void pin_host();
+
   /// `room`, unless null, is asked before a block is taken from the host. Not while a thread takes one.
   void set_host_room(HostRoom* room) noexcept;
 
  private:
+  void make_device(const Config::Device& config, std::uint64_t emulated_bytes);
+
   class DeviceBlocks;
   class HostBlocks;
 
@@ -64,7 +88,9 @@ class SessionMemory {
 
   std::uint64_t chunk_bytes_ = 0;
   std::uint64_t device_chunk_limit_ = 0;
+  c10::Device program_device_ = c10::DeviceType::CPU;
   std::shared_ptr<Device> device_;
+  std::shared_ptr<CudaDevice> cuda_device_;  ///< the same, where it is one
   std::shared_ptr<Budget> host_budget_;
   std::unique_ptr<Budget> nvme_budget_;
   Reservation timeline_room_;
@@ -75,6 +101,9 @@ class SessionMemory {
   std::unique_ptr<AccessStream> stream_;
   std::shared_ptr<BlockSource> device_source_;
   std::shared_ptr<BlockSource> host_source_;
+  const std::shared_ptr<BlockSource> no_source_;
+  std::unique_ptr<PoolBudget> pool_;
+  bool host_is_pinned_ = false;
 };
 
 }  // namespace terrace

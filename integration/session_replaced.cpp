@@ -33,7 +33,7 @@ void SessionState::take_in_replaced() {
       throw LogicError("parameter '" + parameter.name + "' has been given the storage of '" + now->name() + "'",
                        "give it a copy of its own");
     }
-    parameter.require_manageable();
+    parameter.require_manageable(memory_.program_device());
     const bool has_same_run = parameter.tensor.scalar_type() == set_infos_[parameter.chunk_set].type &&
                               static_cast<std::uint64_t>(parameter.tensor.numel()) == parameter.elements;
     if (!has_same_run && parameter.updates > 0) {

@@ -15,23 +15,24 @@ using RecordKind = CheckpointRecord::Kind;
 
 void save_buffer(CheckpointWriter& writer, const ManagedBuffer& buffer) {
   writer.begin(record_of(buffer));
-  const std::uint64_t bytes = buffer.tensor.nbytes();
-  if (buffer.tensor.is_contiguous()) {
-    writer.append({static_cast<const std::byte*>(buffer.tensor.const_data_ptr()), bytes});
+  const at::Tensor tensor = on_cpu(buffer.tensor);
+  const std::uint64_t bytes = tensor.nbytes();
+  if (tensor.is_contiguous()) {
+    writer.append({static_cast<const std::byte*>(tensor.const_data_ptr()), bytes});
     return;
   }
   ElementsPiece piece;
   for (std::uint64_t done = 0; done < bytes; done += piece.size()) {
     const auto elements = std::span(piece).first(std::min<std::uint64_t>(piece.size(), bytes - done));
-    copy_out(buffer.tensor, done, elements);
+    copy_out(tensor, done, elements);
     writer.append(elements);
   }
 }
 
-void save_generator(CheckpointWriter& writer) {
-  const at::Tensor state = default_generator_state();
+void save_generator(CheckpointWriter& writer, c10::Device device) {
+  const at::Tensor state = default_generator_state(device);
   CheckpointRecord record;
-  record.name = default_generator_name;
+  record.name = default_generator_name(device);
   record.kind = RecordKind::generator;
   record.dtype = "uint8";
   record.shape = {state.numel()};
@@ -69,7 +70,9 @@ void SessionState::save_all(CheckpointWriter& writer, const CheckpointNotes& not
   for (const ManagedBuffer& buffer : buffers_) {
     save_buffer(writer, buffer);
   }
-  save_generator(writer);
+  for (const c10::Device device : devices_with_generators()) {
+    save_generator(writer, device);
+  }
   writer.commit(notes);
 }
 

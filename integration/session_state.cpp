@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "integration/generator_state.h"
 #include "integration/recomputed_block.h"
 #include "integration/saved_tensors.h"
 
@@ -37,8 +38,10 @@ SessionState::SessionState(const Config& config)
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
+  memory_.attach(*this);
   attach_program_memory(*this);
   attach_interceptor(*this);
+  GeneratorState::set_device(memory_.program_device());
   RecomputedBlock::plan(config.placement.activations == "recompute");
 }
 
@@ -46,8 +49,10 @@ SessionState::~SessionState() = default;
 
 void SessionState::close() noexcept {
   RecomputedBlock::plan(false);
+  GeneratorState::set_device(at::kCPU);
   detach_interceptor();
   detach_program_memory();
+  memory_.detach();
   gradients_->close();
   for (const ManagedParameter& parameter : parameters_) {
     parameter.storage->keep({});  // the accumulator holds the tensor, and so its storage
@@ -107,6 +112,7 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
                                                        std::uint64_t input_shapes) noexcept {
   try {
     require_whole();
+    memory_.computes_here();
     gradients_->notice_dead_storages();
     notice_pass(operands, input_shapes);
     c10::SmallVector<ChunkAccess, 8> accesses;

@@ -131,8 +131,13 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
   void move_in_or_restore(std::span<ManagedParameter> found);
+  /// Where a tensor's bytes were before it came under management.
+  struct FormerPlace {
+    c10::Device device;
+    bool was_constructed;
+  };
   /// False where that fails; then the parameter stays where it is until the session ends.
-  bool move_out(const ManagedParameter& parameter, bool was_constructed) noexcept;
+  bool move_out(const ManagedParameter& parameter, const FormerPlace& former) noexcept;
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
   void move_in(std::span<ManagedParameter> found);
   void manage_buffers(torch::nn::Module& module, UniqueNames& names);
@@ -174,14 +179,22 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void save_parameters(CheckpointWriter& writer) const;
   /// Throws ConfigError, listing them, if the checkpoint's parameters and buffers are others than the session's.
   void require_same_tensors(const std::vector<CheckpointRecord>& records) const;
+  /// Whose default generators a checkpoint holds.
+  std::vector<c10::Device> devices_with_generators() const;
   void load_parameters(const CheckpointReader& reader);
   void load_buffers(const CheckpointReader& reader);
   void restore_storages();
   /// Makes them ordinary, those that can be. Throws the first error, and OutOfMemory if they do not fit together.
   void restore(const std::vector<std::shared_ptr<ManagedStorage>>& storages);
+  /// Of one chunk, which it ends on a device that is not the CPU.
+  void restore_chunk(ChunkId chunk, const std::vector<std::shared_ptr<ManagedStorage>>& storages);
+  /// What ordinary tensors on the device may take, where no chunk is left there.
+  std::uint64_t free_for_the_program() const;
   void restore(ManagedStorage& storage);
   /// Gives the storage `data` with the bytes of its run.
   void restore(ManagedStorage& storage, c10::DataPtr data);
+  /// Copies the first `bytes` of the storage's run to `data`, by way of the host.
+  void read_run(const ManagedStorage& storage, std::uint64_t bytes, const c10::DataPtr& data);
 
   const Config config_;
   mutable std::recursive_mutex program_mutex_;

@@ -1,5 +1,7 @@
 #include "memory/access_stream.h"
 
+#include <algorithm>
+
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -193,6 +195,34 @@ void AccessStream::release(const Pin& pin) noexcept {
 }
 
 void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
+  do {
+    submit(request, lock, origin);
+  } while (request.verdict == Request::Verdict::refused && may_ask_again(request, lock));
+  if (request.verdict == Request::Verdict::refused) {
+    std::rethrow_exception(request.error);
+  }
+}
+
+bool AccessStream::may_ask_again(Request& request, Lock& lock) {
+  const bool wants_device = request.accesses.empty()
+                                ? (request.new_chunk ? request.new_chunk->home : request.program_tier) == Tier::device
+                                : std::any_of(request.accesses.begin(), request.accesses.end(),
+                                              [](const ChunkAccess& access) { return access.tier == Tier::device; });
+  if (spare_room_ == nullptr || !wants_device || policy_.failure()) {
+    return false;
+  }
+  lock.unlock();
+  const bool given_back = spare_room_->give_back();
+  lock.lock();
+  if (given_back) {
+    request.verdict = Request::Verdict::waiting;
+    request.error = nullptr;
+    request.hurried = false;
+  }
+  return given_back;
+}
+
+void AccessStream::submit(Request& request, Lock& lock, AccessOrigin origin) {
   // The policy knows the request until it has a verdict: what goes wrong meanwhile has to be one.
   guarded([&] {
     policy_.submit(request);
@@ -203,9 +233,6 @@ void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
   }
   if (request.verdict == Request::Verdict::waiting) {
     await_verdict(request, lock, origin);
-  }
-  if (request.verdict == Request::Verdict::refused) {
-    std::rethrow_exception(request.error);
   }
 }
 

@@ -35,6 +35,15 @@ class PriorWork {
   virtual void before_access(std::span<const ChunkAccess> accesses) = 0;
 };
 
+/// Who holds room on the device that can be done without, as a pool does that keeps what the program has freed.
+class SpareRoom {
+ public:
+  virtual ~SpareRoom() = default;
+  /// Called under no lock, by a thread whose request found no room on the device. Whether anything was given back to
+  /// the device's budget.
+  virtual bool give_back() noexcept = 0;
+};
+
 /// Who asks: the program in its course, which is learned from; the program beside it, between two steps; or prior work,
 /// done by a thread of the program or by one in the background. What the latter waits for stalls nobody.
 enum class AccessOrigin : std::uint8_t { program, beside_program, prior_work, background_work };
@@ -95,6 +104,10 @@ class AccessStream {
   /// Does what is owed to the chunks, as `acquire` would.
   void settle_prior_work(std::span<const ChunkAccess> accesses);
 
+  /// `room` is asked before a request is refused for want of room on the device; null: there is none to spare. Not
+  /// while another thread asks for anything.
+  void set_spare_room(SpareRoom* room) noexcept { spare_room_ = room; }
+
   // What is known of the future: see Policy.
   void begin_pass(ScheduleBook::Key key);
   void announce(std::vector<ChunkId> chunks);
@@ -136,6 +149,10 @@ class AccessStream {
   void release(const Pin& pin) noexcept;
   /// Returns when the request is granted; throws why it was refused.
   void ask(Request& request, Lock& lock, AccessOrigin origin);
+  /// Returns when there is a verdict.
+  void submit(Request& request, Lock& lock, AccessOrigin origin);
+  /// Whether spare room was given back for a request that was refused, which is asked for again then.
+  bool may_ask_again(Request& request, Lock& lock);
   /// Waits for the verdict, and counts that by cause.
   void await_verdict(const Request& request, Lock& lock, AccessOrigin origin);
   void note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept;
@@ -159,6 +176,7 @@ class AccessStream {
   ChunkPlaces places_;
   std::map<std::pair<ChunkId, Tier>, TransferId> under_way_;
   PriorWork* prior_work_ = nullptr;
+  SpareRoom* spare_room_ = nullptr;
   std::array<std::uint64_t, tier_count> step_peaks_{};
   std::array<std::int64_t, stall_cause_count> stalled_ns_{};  ///< by cause
   MemoryUsage::AtStepEnd at_step_end_;

@@ -83,8 +83,16 @@ void HostArena::free(std::span<std::byte* const> granules) {
   touched_.insert(touched_.end(), freed.begin(), freed.end());
 }
 
+void HostArena::keep_all() noexcept {
+  std::lock_guard lock(mutex_);
+  keeps_all_ = true;
+}
+
 std::size_t HostArena::trim() {
   std::lock_guard lock(mutex_);
+  if (keeps_all_) {
+    return 0;
+  }
   // Highest first, so that what ends up on top of `untouched_` is the low end, as at the start.
   std::sort(touched_.begin(), touched_.end(), std::greater<>());
   const std::vector<std::size_t> candidates = touched_;

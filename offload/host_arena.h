@@ -30,6 +30,10 @@ class HostArena {
   /// Gives the memory of free granules back to the system; returns how many bytes. Pages that are locked in memory
   /// stay. Allocations wait meanwhile.
   std::size_t trim();
+  /// From now on nothing is given back: whoever fixes the region in place for a device would not hear of it.
+  void keep_all() noexcept;
+  /// All of it.
+  std::span<std::byte> region() const noexcept { return {region_, region_ != nullptr ? capacity_bytes() : 0}; }
 
   std::size_t granule_bytes() const noexcept { return granule_bytes_; }
   std::size_t capacity_bytes() const noexcept { return granule_bytes_ * granule_count_; }
@@ -50,6 +54,7 @@ class HostArena {
   std::byte* region_ = nullptr;
 
   mutable std::mutex mutex_;
+  bool keeps_all_ = false;
   std::vector<std::size_t> untouched_;  // free granules without memory; the next one to hand out is last
   std::vector<std::size_t> touched_;    // free granules with memory; likewise
   std::vector<bool> in_use_;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numbers>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "integration/program_device.h"
 
 namespace terrace {
 namespace {
@@ -16,6 +18,13 @@ constexpr double kTemperature = 0.8;
 
 GptOptions gpt_options(const Config::Model& model) {
   return {.layers = model.layers, .heads = model.heads, .width = model.width, .sequence = model.sequence};
+}
+
+/// Of CUDA's kernels, those that give the same bits each time: losses depend on the configuration alone.
+void compute_deterministically() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 /// In [0, 1), from 53 bits: the standard's distributions differ between libraries.
@@ -34,6 +43,8 @@ double learning_rate_at(const Config::Train& train, std::int64_t step) {
 Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
     : config_(config), dataset_(dataset), generator_(config.train.seed) {
   gpt_options(config.model).validate();  // before anything is taken from the tiers
+  device_ = program_device(config.device);
+  if (device_.is_cuda()) compute_deterministically();
   if (!unmanaged) session_.emplace(config);
   typed([&] { build(); });
   const MemoryUsage built = usage();
@@ -53,10 +64,10 @@ void Training::build() {
   if (session_) {
     model_ = session_->construct(make);
     session_->manage(*model_);
-    device_ = session_->device();
     optimizer_.emplace(*session_, parameter_groups(*model_, options), options);
   } else {
     model_ = make();
+    model_->to(device_);
     optimizer_.emplace(parameter_groups(*model_, options), options);
   }
   optimizer_->max_gradient_norm(config_.train.max_gradient_norm);

@@ -68,7 +68,8 @@ TEST(Config, a_wrong_type_names_the_line_the_key_what_was_found_and_what_is_acce
   EXPECT_EQ(parse_error("train.steps = 1.5").find("t.toml:1: train.steps: found 1.5; accepted: a whole number"), 0U);
   EXPECT_EQ(parse_error("train.learning_rate = true"),
             "t.toml:1: train.learning_rate: found true; accepted: a finite number of 0 or more");
-  EXPECT_EQ(parse_error("device.kind = 1"), "t.toml:1: device.kind: found 1; accepted: \"auto\", \"emulated\"");
+  EXPECT_EQ(parse_error("device.kind = 1"),
+            "t.toml:1: device.kind: found 1; accepted: \"auto\", \"cuda\", \"emulated\"");
   EXPECT_EQ(parse_error("placement.gradients = 0.5").find("t.toml:1: placement.gradients: found 0.5; accepted: "), 0U);
 }
 
@@ -135,13 +136,18 @@ TEST(Config, other_choices_are_refused_with_those_there_are) {
 }
 
 TEST(Config, what_is_not_supported_yet_is_refused_and_says_so) {
-  EXPECT_EQ(parse_error("device.kind = 'cuda'"),
-            "t.toml:1: device.kind: found \"cuda\", but this build has no CUDA device; accepted: \"auto\", "
-            "\"emulated\"");
   for (const char* way : {"host", "nvme"}) {
     EXPECT_EQ(parse_error("placement.activations = '" + std::string(way) + "'"),
               "t.toml:1: placement.activations: found \"" + std::string(way) +
                   "\", which is not supported yet; accepted: \"auto\", \"keep\", \"recompute\"");
+  }
+}
+
+TEST(Config, a_cuda_device_has_its_own_link) {
+  for (const char* setting : {"link = '1GB/s'", "latency_us = 1"}) {
+    EXPECT_EQ(parse_error("[device]\nkind = 'cuda'\n" + std::string(setting)),
+              "t.toml: device.link and device.latency_us are of the emulated device, but device.kind is \"cuda\"\n"
+              "  hint: leave them out, or set device.kind to \"emulated\"");
   }
 }
 

@@ -196,7 +196,8 @@ TEST(ConfigValidate, refuses_values_that_a_program_put_there) {
   refused([](Config& c) { c.train.learning_rate = -1; });
   refused([](Config& c) { c.train.weight_decay = std::numeric_limits<double>::quiet_NaN(); });
   refused([](Config& c) { c.train.seed = std::numeric_limits<std::uint64_t>::max(); });
-  refused([](Config& c) { c.device.kind = "cuda"; });
+  refused([](Config& c) { c.device.kind = "cpu"; });
+  refused([](Config& c) { c.device.kind = "cuda", c.device.latency_us = 1; });
   refused([](Config& c) { c.host.memory = 0; });
   refused([](Config& c) { c.placement.parameters = Config::Shares{0.5, 0.4, 0}; });
   refused([](Config& c) { c.placement.parameters = Config::Shares{0, 0, 1}; });

@@ -1,11 +1,10 @@
+/// What is the emulated device's own; what every device promises is in device_contract_test.cpp.
+
 #include "offload/emulated_device.h"
 
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <vector>
 
@@ -57,41 +56,10 @@ class EmulatedDeviceTest : public testing::Test {
   EmulatedDevice device_{capacity};
 };
 
-TEST_F(EmulatedDeviceTest, is_the_device_tier_with_its_capacity) {
-  EXPECT_EQ(device_.name(), "emulated");
-  EXPECT_EQ(device_.budget().tier(), Tier::device);
-  EXPECT_EQ(device_.budget().capacity(), capacity);
-}
-
-TEST_F(EmulatedDeviceTest, what_is_counted_covers_what_is_taken) {
+TEST_F(EmulatedDeviceTest, what_is_counted_for_a_tensor_is_little_more_than_it_takes) {
   for (const std::uint64_t bytes : {std::uint64_t{1}, 63 * KiB, 64 * KiB, 64 * KiB + 1, 3 * MiB}) {
-    EXPECT_GE(device_.slot_bytes(bytes), bytes);
-    EXPECT_GE(device_.allocation_bytes(bytes), bytes);
-    EXPECT_LT(device_.allocation_bytes(bytes), bytes + 4 * KiB) << "and little more";
+    EXPECT_LT(device_.allocation_bytes(bytes), bytes + 4 * KiB);
   }
-}
-
-TEST_F(EmulatedDeviceTest, tensors_are_aligned_to_64_bytes) {
-  for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{64}, std::uint64_t{100}, 63 * KiB, 64 * KiB, MiB}) {
-    const Block block = tensor(bytes);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.memory) % 64, 0u) << bytes;
-    free_tensor(block);
-  }
-}
-
-TEST_F(EmulatedDeviceTest, bytes_come_in_and_out_unchanged_and_are_filled_with_zeros) {
-  std::vector<std::byte> source(100'003);
-  std::mt19937 random(1);
-  std::generate(source.begin(), source.end(), [&] { return static_cast<std::byte>(random()); });
-  const Block block = slot(source.size());
-  device_.wait(device_.copy_in(block.memory, source.data(), source.size(), {}));
-  std::vector<std::byte> back(source.size());
-  device_.wait(device_.copy_out(back.data(), block.memory, back.size(), {}));
-  EXPECT_EQ(back, source);
-  device_.wait(device_.fill_zero(block.memory, back.size(), {}));
-  device_.wait(device_.copy_out(back.data(), block.memory, back.size(), {}));
-  EXPECT_EQ(back, std::vector<std::byte>(source.size()));
-  free_slot(block);
 }
 
 TEST_F(EmulatedDeviceTest, what_slots_free_serves_tensors_and_the_reverse_within_the_capacity) {
@@ -126,39 +94,6 @@ TEST_F(EmulatedDeviceTest, what_slots_free_serves_small_tensors_too) {
   for (int i = 0; i < 2048; ++i) tensors.push_back(tensor(32 * KiB));  // all of the capacity
   EXPECT_LE(pages_in_process(), pages_before_ + slack) << "and make room for them";
   for (const Block& block : tensors) free_tensor(block);
-}
-
-TEST_F(EmulatedDeviceTest, threads_keep_their_own_bytes_and_give_all_of_them_back) {
-  std::atomic<bool> changed{false};
-  const auto work = [&](std::uint64_t seed) {
-    std::mt19937_64 random(seed);
-    std::vector<std::pair<Block, bool>> held;
-    for (int i = 0; i < 2000; ++i) {
-      const std::uint64_t bytes = random() % 4 == 0 ? 1 + random() % (2 * MiB) : 1 + random() % (100 * KiB);
-      const bool is_slot = random() % 2 == 0;
-      const std::uint64_t counted = is_slot ? device_.slot_bytes(bytes) : device_.allocation_bytes(bytes);
-      if (held.size() < 40 && device_.budget().try_reserve(is_slot ? Kind::parameter : Kind::activation, counted)) {
-        const Block block{is_slot ? device_.map_slot(bytes) : device_.allocate(bytes), bytes};
-        block.memory[0] = block.memory[bytes - 1] = static_cast<std::byte>(seed);
-        held.emplace_back(block, is_slot);
-      } else if (!held.empty()) {
-        std::swap(held[random() % held.size()], held.back());
-        const auto [block, was_slot] = held.back();
-        held.pop_back();
-        if (std::to_integer<std::uint64_t>(block.memory[0]) != seed ||
-            std::to_integer<std::uint64_t>(block.memory[block.bytes - 1]) != seed) {
-          changed = true;
-        }
-        was_slot ? free_slot(block) : free_tensor(block);
-      }
-    }
-    for (const auto& [block, was_slot] : held) was_slot ? free_slot(block) : free_tensor(block);
-  };
-  std::vector<std::thread> threads;
-  for (std::uint64_t i = 1; i <= 2; ++i) threads.emplace_back(work, i);
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_FALSE(changed);
-  EXPECT_EQ(device_.budget().used(), 0u);
 }
 
 /// A few bytes on a device behind a link of some speed.

@@ -1,0 +1,211 @@
+#include "offload/cuda_slots.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/units.h"
+
+namespace terrace {
+
+CudaSlots::CudaSlots(CudaDriver& driver, CudaFences& fences, const Budget& budget)
+    : driver_(driver), fences_(fences), budget_(budget), granule_bytes_(driver.granularity()) {}
+
+CudaSlots::~CudaSlots() {
+  try {
+    keep_nothing();
+  } catch (const Error& error) {
+    log(LogLevel::error, error.message() + ", as the device's memory was given back");
+  }
+}
+
+std::uint64_t CudaSlots::rounded(std::uint64_t bytes) const noexcept {
+  return (bytes + granule_bytes_ - 1) / granule_bytes_ * granule_bytes_;
+}
+
+CudaSlots::Taken CudaSlots::take(std::uint64_t bytes) {
+  const auto count = static_cast<std::size_t>(rounded(bytes) / granule_bytes_);
+  {
+    const Lock lock(mutex_);
+    const auto of_size = free_.find(count);
+    if (of_size != free_.end() && !of_size->second.empty()) {
+      Slot& slot = of_size->second.front();
+      const Taken taken{slot.address, slot.last_use};
+      used_.emplace(taken.address, std::move(slot));
+      of_size->second.pop_front();
+      kept_ -= count;
+      return taken;
+    }
+  }
+  const Lock reshaping(reshaping_);
+  Slot slot;
+  slot.granules = gather(count);
+  try {
+    slot.address = map_together(slot.granules);
+  } catch (...) {
+    put_back(std::move(slot.granules), Lock(mutex_));
+    throw;
+  }
+  std::byte* const address = slot.address;
+  const Lock lock(mutex_);
+  used_.emplace(address, std::move(slot));
+  return {address, {}};
+}
+
+void CudaSlots::give_back(std::byte* address, Fence last_use) {
+  const Lock lock(mutex_);
+  const auto found = used_.find(address);
+  if (found == used_.end()) {
+    throw LogicError("device: a slot is given back that is not in use");
+  }
+  Slot& slot = found->second;
+  slot.last_use = last_use;
+  const std::size_t count = slot.granules.size();
+  free_[count].push_back(std::move(slot));
+  used_.erase(found);
+  kept_ += count;
+}
+
+std::uint64_t CudaSlots::keep_within_budget() {
+  return release_kept([this] { return kept_ * granule_bytes_ <= budget_.free(); });
+}
+
+std::uint64_t CudaSlots::keep_nothing() {
+  return release_kept([] { return false; });
+}
+
+std::uint64_t CudaSlots::physical_bytes() const {
+  const Lock lock(mutex_);
+  return made_ * granule_bytes_;
+}
+
+std::uint64_t CudaSlots::kept_bytes() const {
+  const Lock lock(mutex_);
+  return kept_ * granule_bytes_;
+}
+
+/// Granules for a slot that is counted in the budget already: loose ones, new ones while those that are kept fit into
+/// what the budget has free, and else those of slots of other sizes.
+std::vector<CudaMemory> CudaSlots::gather(std::size_t count) {
+  std::vector<CudaMemory> granules;
+  granules.reserve(count);
+  try {
+    while (granules.size() < count) {
+      Lock lock(mutex_);
+      if (!loose_.empty()) {
+        granules.push_back(loose_.back());
+        loose_.pop_back();
+        --kept_;
+        continue;
+      }
+      const bool all_made = (made_ + 1) * granule_bytes_ > budget_.capacity();
+      if (all_made && kept_ == 0) {
+        throw OutOfMemory("device: a slot of " + format_bytes(count * granule_bytes_) +
+                          " is wanted, and all of the device's memory is in use; " + budget_.describe());
+      }
+      const bool may_make = !all_made && kept_ * granule_bytes_ <= budget_.free();
+      lock.unlock();
+      if (!may_make) {
+        take_one_apart();  // where another thread was faster, look again
+        continue;
+      }
+      try {
+        granules.push_back(driver_.create_memory(granule_bytes_));
+      } catch (const OutOfMemory&) {
+        if (!take_one_apart()) {
+          throw;
+        }
+        continue;
+      }
+      lock.lock();
+      ++made_;
+    }
+  } catch (...) {
+    put_back(std::move(granules), Lock(mutex_));
+    throw;
+  }
+  return granules;
+}
+
+std::byte* CudaSlots::map_together(const std::vector<CudaMemory>& granules) {
+  const std::uint64_t bytes = granules.size() * granule_bytes_;
+  std::byte* const address = driver_.reserve_addresses(bytes);
+  std::uint64_t mapped = 0;
+  try {
+    for (const CudaMemory granule : granules) {
+      driver_.map(address + mapped, granule_bytes_, granule);
+      mapped += granule_bytes_;
+    }
+    driver_.allow_access(address, bytes);
+  } catch (...) {
+    if (mapped > 0) {
+      driver_.unmap(address, mapped);
+    }
+    driver_.free_addresses(address, bytes);
+    throw;
+  }
+  return address;
+}
+
+bool CudaSlots::take_one_apart() {
+  Lock lock(mutex_);
+  std::deque<Slot>* oldest = nullptr;
+  for (auto& [count, slots] : free_) {
+    if (!slots.empty() && (oldest == nullptr || slots.front().last_use < oldest->front().last_use)) {
+      oldest = &slots;
+    }
+  }
+  if (oldest == nullptr) {
+    return false;
+  }
+  Slot slot = std::move(oldest->front());
+  oldest->pop_front();
+  lock.unlock();
+  const std::uint64_t bytes = slot.granules.size() * granule_bytes_;
+  try {
+    fences_.wait(slot.last_use);
+    driver_.unmap(slot.address, bytes);
+  } catch (...) {
+    lock.lock();
+    oldest->push_front(std::move(slot));
+    throw;
+  }
+  driver_.free_addresses(slot.address, bytes);
+  lock.lock();
+  loose_.insert(loose_.end(), slot.granules.begin(), slot.granules.end());
+  return true;
+}
+
+void CudaSlots::put_back(std::vector<CudaMemory> granules, const Lock& /*lock*/) {
+  loose_.insert(loose_.end(), granules.begin(), granules.end());
+  kept_ += granules.size();
+}
+
+template <class Enough>
+std::uint64_t CudaSlots::release_kept(Enough&& enough) {
+  const Lock reshaping(reshaping_);
+  std::uint64_t released = 0;
+  Lock lock(mutex_);
+  while (kept_ > 0 && !enough()) {
+    if (loose_.empty()) {
+      lock.unlock();
+      const bool found = take_one_apart();
+      lock.lock();
+      if (!found) {
+        break;
+      }
+      continue;
+    }
+    const CudaMemory granule = loose_.back();
+    loose_.pop_back();
+    --kept_;
+    lock.unlock();
+    driver_.release_memory(granule);
+    released += granule_bytes_;
+    lock.lock();
+    --made_;
+  }
+  return released;
+}
+
+}  // namespace terrace
