@@ -379,10 +379,10 @@ TEST_F(CheckpointSession, refuses_an_empty_name_and_notes_that_are_no_text_befor
 TEST_F(CheckpointSession, the_state_of_another_generator_is_refused) {
   {
     CheckpointRecord record;
-    record.name = default_generator_name;
+    record.name = default_generator_name(at::kCPU);
     record.kind = CheckpointRecord::Kind::generator;
     record.dtype = "int16";  // of as many elements as the generator's state has bytes
-    record.shape = {default_generator_state().numel()};
+    record.shape = {default_generator_state(at::kCPU).numel()};
     record.strides = {1};
     CheckpointWriter writer(checkpoint_files(), folder);
     writer.begin(record);

@@ -33,8 +33,11 @@ TrainingResult train_small_gpt(const TrainingOptions& options, const std::option
     return model;
   };
   const std::shared_ptr<SmallGpt> model = session ? session->construct(build) : build();
+  const at::Device device = session ? session->device() : options.device;
   if (session) {
     session->manage(*model);
+  } else {
+    model->to(device);
   }
   const auto groups = groups_of(*model);
   auto optimizer = session ? std::make_unique<AdamW>(*session, groups) : std::make_unique<AdamW>(groups);
@@ -44,7 +47,7 @@ TrainingResult train_small_gpt(const TrainingOptions& options, const std::option
   for (int step = 0; step < options.steps; ++step) {
     for (int micro = 0; micro < options.micro_batches; ++micro) {
       const auto tokens =
-          torch::randint(options.shape.vocabulary, {2, options.shape.sequence + 1}, generator, torch::kLong);
+          torch::randint(options.shape.vocabulary, {2, options.shape.sequence + 1}, generator, torch::kLong).to(device);
       const auto loss = model->forward(tokens.slice(1, 0, -1), tokens.slice(1, 1)) / options.micro_batches;
       loss.backward();
       result.losses.push_back(loss.item<float>());
@@ -59,7 +62,7 @@ TrainingResult train_small_gpt(const TrainingOptions& options, const std::option
   optimizer.reset();
   session.reset();  // the parameters are ordinary tensors again
   for (const at::Tensor& parameter : model->parameters()) {
-    result.parameters.push_back(parameter.detach().clone());
+    result.parameters.push_back(parameter.detach().to(at::kCPU, parameter.scalar_type(), false, /*copy=*/true));
   }
   return result;
 }

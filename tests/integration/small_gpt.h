@@ -62,7 +62,7 @@ struct SmallGpt : torch::nn::Module {
 
   /// Mean cross entropy of predicting `targets` from `tokens`, both [batch, sequence].
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
-    at::Tensor x = embedding(tokens) + position(torch::arange(tokens.size(1)));
+    at::Tensor x = embedding(tokens) + position(torch::arange(tokens.size(1), tokens.device()));
     for (const auto& layer : layers) {
       x = terrace::block([layer](at::Tensor input) { return layer->forward(std::move(input)); }, x);
     }
@@ -82,13 +82,14 @@ struct TrainingOptions {
   int steps = 20;
   int micro_batches = 2;
   double max_gradient_norm = 0.5;
-  int threads = 1;  ///< tiny ops: several would only wait for each other
+  at::Device device = at::kCPU;  ///< where to train without a session
+  int threads = 1;               ///< tiny ops: several would only wait for each other
 };
 
 struct TrainingResult {
   std::vector<float> losses;           // one a micro-batch
   std::vector<double> norms;           // one a step
-  std::vector<at::Tensor> parameters;  // copies, in order
+  std::vector<at::Tensor> parameters;  // copies on the CPU, in order
 };
 
 /// Trains a SmallGpt without a session where `config` is absent, else managed. `after_step` sees the session.
