@@ -160,10 +160,6 @@ SessionMemory::SessionMemory(const Config& config) {
     for (const auto& file : store_->removed_files()) {
       log(LogLevel::info, "nvme: removed " + file.string() + ", left by a process that is gone");
     }
-    if (!store_->space_is_guaranteed()) {
-      log_once("nvme.space", LogLevel::warning,
-               "nvme: the file system cannot set space aside; a full disk will show when it is written");
-    }
   }
   nvme_budget_ = std::make_unique<Budget>(Tier::nvme, nvme_bytes);
   stream_ = std::make_unique<AccessStream>(

@@ -80,9 +80,9 @@ class NvmeStore {
   /// Where an extent lies, for messages: "PATH, offset O".
   std::string describe(ExtentId extent) const;
   std::vector<std::filesystem::path> files() const;
-  /// For the log: what the constructor removed, and whether a full disk can still show at a write because a file
-  /// system cannot set space aside.
+  /// For the log: what the constructor removed.
   const std::vector<std::filesystem::path>& removed_files() const noexcept { return removed_files_; }
+  /// False once a full disk turned out to show at a write only, because a file system cannot set space aside.
   bool space_is_guaranteed() const noexcept;
   /// Whether all transfers go past the page cache.
   bool direct() const noexcept;
