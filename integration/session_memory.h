@@ -40,11 +40,6 @@ class SessionMemory {
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint64_t device_chunk_limit() const noexcept { return device_chunk_limit_; }
   bool has_nvme() const noexcept { return store_ != nullptr; }
-  Device& device() const noexcept { return *device_; }
-  std::size_t granule_bytes() const noexcept { return arena_->granule_bytes(); }
-  /// Null where there is no NVMe tier.
-  NvmeStore* store() const noexcept { return store_.get(); }
-  IoEngine* engine() const noexcept { return engine_.get(); }
 
   /// Where a tensor of this thread comes from now: the device, or the host under construction.
   const std::shared_ptr<BlockSource>& source() const noexcept;
