@@ -56,8 +56,19 @@ std::optional<std::uint64_t> read_field(const fs::path& path, std::string_view n
   return std::nullopt;
 }
 
-std::uint64_t left_in_group(const fs::path& group, const CgroupFiles& files) {
+/// Version 1 writes the largest number of pages for none.
+std::optional<std::uint64_t> limit_of(const fs::path& group, const CgroupFiles& files) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 60U;
   const auto limit = read_number(group / files.limit);
+  return limit && *limit < most ? limit : std::nullopt;
+}
+
+std::uint64_t limit_or_none(const fs::path& group, const CgroupFiles& files) {
+  return limit_of(group, files).value_or(kUnlimited);
+}
+
+std::uint64_t left_in_group(const fs::path& group, const CgroupFiles& files) {
+  const auto limit = limit_of(group, files);
   const auto usage = read_number(group / files.usage);
   if (!limit || !usage) return kUnlimited;
   const std::uint64_t reclaimable = read_field(group / "memory.stat", files.reclaimable).value_or(0);
@@ -65,24 +76,28 @@ std::uint64_t left_in_group(const fs::path& group, const CgroupFiles& files) {
   return *limit - std::min(*limit, used);
 }
 
-/// The least that `group` below `mount` and the groups around it leave. A container often sees its own group as the
-/// mount itself and is told a path that only the machine knows: groups that are not there set no limit.
-std::uint64_t left_in_hierarchy(const fs::path& mount, std::string_view group, const CgroupFiles& files) {
+/// What is asked of a group: what it leaves, or its limit.
+using Measure = std::uint64_t (*)(const fs::path& group, const CgroupFiles& files);
+
+/// The least of `group` below `mount` and the groups around it. A container often sees its own group as the mount
+/// itself and is told a path that only the machine knows: groups that are not there set no limit.
+std::uint64_t least_in_hierarchy(const fs::path& mount, std::string_view group, const CgroupFiles& files,
+                                 Measure measure) {
   const fs::path relative = fs::path(group).relative_path().lexically_normal();
-  std::uint64_t left = left_in_group(mount, files);
+  std::uint64_t least = measure(mount, files);
   fs::path directory = mount;
   for (const fs::path& part : relative) {
     if (part == "..") break;  // outside what this process may see
     directory /= part;
-    left = std::min(left, left_in_group(directory, files));
+    least = std::min(least, measure(directory, files));
   }
-  return left;
+  return least;
 }
 
-std::uint64_t left_in_cgroups(const fs::path& root) {
+std::uint64_t least_in_cgroups(const fs::path& root, Measure measure) {
   const fs::path mount = root / "sys/fs/cgroup";
   std::ifstream file(root / "proc/self/cgroup");
-  std::uint64_t left = kUnlimited;
+  std::uint64_t least = kUnlimited;
   std::string line;  // "hierarchy:controllers:path"; version 2 is "0::path"
   while (std::getline(file, line)) {
     const std::size_t first = line.find(':');
@@ -90,12 +105,12 @@ std::uint64_t left_in_cgroups(const fs::path& root) {
     if (second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const std::string_view group = std::string_view(line).substr(second + 1);
-    if (controllers == ",,") left = std::min(left, left_in_hierarchy(mount, group, kVersion2));
+    if (controllers == ",,") least = std::min(least, least_in_hierarchy(mount, group, kVersion2, measure));
     if (controllers.find(",memory,") != std::string::npos) {
-      left = std::min(left, left_in_hierarchy(mount / "memory", group, kVersion1));
+      least = std::min(least, least_in_hierarchy(mount / "memory", group, kVersion1, measure));
     }
   }
-  return left;
+  return least;
 }
 
 }  // namespace
@@ -107,7 +122,12 @@ std::uint64_t available_memory_bytes(const fs::path& root) {
     throw IoError("cannot tell how much memory is available: no MemAvailable in " + meminfo.string(),
                   "set device.memory and host.memory, so that nobody needs to know");
   }
-  return std::min(*available_kib * 1024, left_in_cgroups(root));
+  return std::min(*available_kib * 1024, least_in_cgroups(root, left_in_group));
+}
+
+std::optional<std::uint64_t> memory_limit_bytes(const fs::path& root) {
+  const std::uint64_t limit = least_in_cgroups(root, limit_or_none);
+  return limit == kUnlimited ? std::nullopt : std::optional(limit);
 }
 
 }  // namespace terrace

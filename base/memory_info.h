@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 
 namespace terrace {
 
@@ -12,5 +13,8 @@ namespace terrace {
 /// A snapshot: other processes change it. `root` is where /proc and /sys are found. Throws IoError if the machine does
 /// not say what is available; a control group that cannot be read sets no limit.
 std::uint64_t available_memory_bytes(const std::filesystem::path& root = "/");
+
+/// The least limit of those control groups, such as a container's; nothing where none sets one.
+std::optional<std::uint64_t> memory_limit_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace terrace

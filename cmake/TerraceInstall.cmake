@@ -38,5 +38,6 @@ list(TRANSFORM torch_free REPLACE "^terrace_" "" OUTPUT_VARIABLE terrace_torch_f
 configure_package_config_file(cmake/terraceConfig.cmake.in terraceConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(terraceConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/terraceConfig.cmake ${PROJECT_BINARY_DIR}/terraceConfigVersion.cmake
-              cmake/terraceDependencies.cmake cmake/FindxxHash.cmake cmake/Findliburing.cmake cmake/FindLibTorch.cmake
+              cmake/terraceDependencies.cmake cmake/FindxxHash.cmake cmake/Findliburing.cmake cmake/Findhwloc.cmake
+              cmake/FindLibTorch.cmake
         DESTINATION ${package_dir})

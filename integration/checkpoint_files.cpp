@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/log.h"
+#include "base/fallback.h"
 #include "offload/errno_text.h"
 
 namespace terrace {
@@ -196,9 +196,8 @@ class SystemFiles final : public CheckpointFiles {
     const CheckpointFile opened = open_file(folder, O_RDONLY | O_DIRECTORY, "opening ");
     if (::fsync(opened.descriptor()) == 0) return;
     if (errno != EINVAL && errno != ENOTSUP) fail("sync of " + folder.string(), errno, folder / "");
-    log_once("checkpoint: folder sync", LogLevel::warning,
-             "checkpoint: the file system of " + folder.string() +
-                 " syncs no folders: what is saved there may be lost should the machine fail");
+    note_fallback("checkpoint: what is saved in " + folder.string() + " may be lost should the machine fail",
+                  "its file system syncs no folders: " + errno_text(errno));
   }
 
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override {

@@ -1,56 +1,19 @@
 #include "integration/session_memory.h"
 
-#include <algorithm>
-#include <atomic>
-#include <bit>
+#include <array>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory_info.h"
-#include "base/units.h"
 #include "integration/cuda_program.h"
+#include "integration/memory_plan.h"
 #include "offload/choose_device.h"
 #include "offload/choose_engine.h"
-#include "offload/copy_rate.h"
 #include "offload/cuda_device.h"
 #include "offload/emulated_device.h"
 #include "offload/page_blocks.h"
 
 namespace terrace {
-namespace {
-
-/// A chunk is small beside the room that chunks move in, and large enough to move at full rate.
-std::uint64_t default_chunk_bytes(std::uint64_t device_chunk_limit, std::uint64_t host_bytes) {
-  constexpr std::uint64_t smallest = 256 * 1024;
-  constexpr std::uint64_t largest = 32 * 1024 * 1024;
-  return std::clamp(std::bit_floor(std::min(device_chunk_limit / 16, host_bytes / 32) | 1), smallest, largest);
-}
-
-/// The rate of an emulated link, 0 for none. It has to be one that copies on this machine can keep up with: throws
-/// ConfigError where they cannot, warns where they come near.
-std::uint64_t checked_link(const std::optional<std::uint64_t>& rate) {
-  if (!rate) {
-    return 0;
-  }
-  const double copied = measured_copy_rate();
-  const auto wanted = static_cast<double>(*rate);
-  const std::string figures = "device.link is " + format_bytes(*rate) + "/s, and this machine copies " +
-                              format_bytes(static_cast<std::uint64_t>(copied)) + "/s";
-  if (wanted > copied) {
-    throw ConfigError(figures + ": a link of that rate cannot be emulated", "lower it, or set it to \"unlimited\"");
-  }
-  if (wanted > 0.4 * copied) {
-    log_once("device.link", LogLevel::warning, figures + ": copies take cores that the program needs");
-  }
-  return *rate;
-}
-
-static_assert(Config::Timeline::least_memory >= Timeline::least_bytes);
-
-/// Extents are kept track of in memory; where the store's size is not given it stays below this many.
-constexpr std::uint64_t most_default_extents = 256 * 1024;
-
-}  // namespace
 
 /// Tensors on the device. Once the session is gone, blocks that are still used keep the device's memory.
 class SessionMemory::DeviceBlocks final : public BlockSource {
@@ -133,47 +96,23 @@ class SessionMemory::HostBlocks final : public BlockSource {
 
 SessionMemory::SessionMemory(const Config& config) {
   const std::uint64_t available = available_memory_bytes();
-  const std::uint64_t host_bytes = config.host.memory.value_or(available / 4);
-  make_device(config.device, available / 2);
-  const std::uint64_t device_bytes = device_->budget().capacity();
-  device_chunk_limit_ = std::min(config.device.chunks.value_or(device_bytes), device_bytes);
-  chunk_bytes_ = config.placement.chunk.value_or(default_chunk_bytes(device_chunk_limit_, host_bytes));
-  constexpr std::uint64_t chunk_unit = 4096 * sizeof(float);
-  chunk_bytes_ = std::max<std::uint64_t>((chunk_bytes_ + chunk_unit - 1) / chunk_unit, 1) * chunk_unit;
-  const std::size_t granule_bytes = HostArena::choose_granule(chunk_bytes_);
-
-  host_budget_ = std::make_shared<Budget>(Tier::host, host_bytes);
-  const std::uint64_t timeline_bytes = config.timeline.memory.value_or(Config::Timeline::default_memory);
-  const std::uint64_t granules = host_bytes / granule_bytes;
-  if (host_bytes < TransferService::staging_blocks * granule_bytes + timeline_bytes) {
-    throw OutOfMemory(
-        "host: host.memory (" + format_bytes(host_bytes) + ") does not hold the " +
-            std::to_string(TransferService::staging_blocks) + " staging blocks of " + format_bytes(granule_bytes) +
-            " and the timeline's " + format_bytes(timeline_bytes),
-        "raise host.memory to at least " +
-            format_bytes_exactly(TransferService::staging_blocks * granule_bytes + timeline_bytes + 5 * chunk_bytes_) +
-            " or lower placement.chunk or timeline.memory");
-  }
-  arena_ = std::make_unique<HostArena>(granule_bytes, static_cast<std::size_t>(granules));
-  std::uint64_t nvme_bytes = 0;
+  make_device(config.device, available);
+  const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available);
+  chunk_bytes_ = plan.chunk_bytes;
+  device_chunk_limit_ = plan.device_chunk_limit;
+  host_budget_ = std::make_shared<Budget>(Tier::host, plan.host_bytes);
+  arena_ = std::make_unique<HostArena>(plan.granule_bytes, plan.granule_count);
   if (!config.nvme.paths.empty()) {
-    const std::uint64_t capacity = config.nvme.memory.value_or(
-        std::min(NvmeStore::default_capacity(config.nvme.paths), most_default_extents * granule_bytes));
     engine_ = make_io_engine(config.io.engine);
-    store_ = std::make_unique<NvmeStore>(config.nvme.paths, capacity, granule_bytes);
-    nvme_bytes = store_->extent_count() * granule_bytes;
+    store_ = std::make_unique<NvmeStore>(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes);
     for (const auto& file : store_->removed_files()) {
       log(LogLevel::info, "nvme: removed " + file.string() + ", left by a process that is gone");
     }
-    if (!store_->space_is_guaranteed()) {
-      log_once("nvme.space", LogLevel::warning,
-               "nvme: the file system cannot set space aside; a full disk will show when it is written");
-    }
   }
-  nvme_budget_ = std::make_unique<Budget>(Tier::nvme, nvme_bytes);
+  nvme_budget_ = std::make_unique<Budget>(Tier::nvme, plan.nvme_bytes);
   const std::array<Budget*, tier_count> budgets{&device_->budget(), host_budget_.get(), nvme_budget_.get()};
-  timeline_room_ = Reservation(*host_budget_, Kind::other, timeline_bytes);
-  timeline_ = std::make_unique<Timeline>(timeline_bytes, budgets);
+  timeline_room_ = Reservation(*host_budget_, Kind::other, plan.timeline_bytes);
+  timeline_ = std::make_unique<Timeline>(plan.timeline_bytes, budgets);
   stream_ = std::make_unique<AccessStream>(
       budgets, *device_, *arena_, store_.get(), engine_.get(),
       AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
@@ -191,12 +130,10 @@ SessionMemory::~SessionMemory() {
   }
 }
 
-void SessionMemory::make_device(const Config::Device& config, std::uint64_t emulated_bytes) {
+void SessionMemory::make_device(const Config::Device& config, std::uint64_t available_bytes) {
   const DeviceChoice choice = choose_device(config, load_cuda_program);
   if (choice.driver == nullptr) {
-    device_ = std::make_shared<EmulatedDevice>(
-        config.memory.value_or(emulated_bytes),
-        LinkSpeed{.bytes_per_second = checked_link(config.link), .latency_ns = config.latency_us * 1000});
+    device_ = std::make_shared<EmulatedDevice>(emulated_device_bytes(config, available_bytes), emulated_link(config));
     return;
   }
   program_device_ = c10::Device(c10::DeviceType::CUDA, 0);

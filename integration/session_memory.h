@@ -79,7 +79,7 @@ class SessionMemory {
   void set_host_room(HostRoom* room) noexcept;
 
  private:
-  void make_device(const Config::Device& config, std::uint64_t emulated_bytes);
+  void make_device(const Config::Device& config, std::uint64_t available_bytes);
 
   class DeviceBlocks;
   class HostBlocks;

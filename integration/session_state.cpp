@@ -1,26 +1,19 @@
 #include "integration/session_state.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "integration/background_updates.h"
 #include "integration/generator_state.h"
 #include "integration/recomputed_block.h"
 #include "integration/saved_tensors.h"
 
 namespace terrace {
-namespace {
-
-/// Whether updates can run beside the program's computation; otherwise whoever needs one runs it.
-bool a_core_is_free() { return at::get_num_threads() < static_cast<int>(std::thread::hardware_concurrency()); }
-
-}  // namespace
 
 /// Holds an op's operands for as long as it runs.
 class SessionState::OpPins final : public at::ObserverContext, public OpenStorages {
@@ -34,7 +27,7 @@ SessionState::SessionState(const Config& config)
       spillable_(
           memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); },
           [this] { gradients_->notice_dead_storages(); }),
-      updates_(std::make_unique<UpdateQueue>(memory_.stream(), a_core_is_free())),
+      updates_(std::make_unique<UpdateQueue>(memory_.stream(), updates_run_in_background())),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();

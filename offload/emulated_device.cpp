@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fallback.h"
 #include "base/units.h"
 #include "offload/emulated_computation.h"
+#include "offload/huge_pages.h"
 
 namespace terrace {
 namespace {
@@ -16,6 +19,13 @@ constexpr std::uint64_t smallest_page_block = 64 * 1024;
 constexpr std::uint64_t alignment = 64;
 
 }  // namespace
+
+EmulatedDevice::EmulatedDevice(std::uint64_t capacity_bytes, LinkSpeed speed)
+    : budget_(Tier::device, capacity_bytes), in_(speed), out_(speed), pages_(capacity_bytes) {
+  if (const std::string why_not = why_no_huge_pages(); !why_not.empty()) {
+    note_fallback("device: its memory comes in small pages", why_not, LogLevel::info);
+  }
+}
 
 std::uint64_t EmulatedDevice::slot_bytes(std::uint64_t bytes) const noexcept { return PageBlocks::rounded(bytes); }
 

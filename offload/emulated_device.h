@@ -20,8 +20,7 @@ namespace terrace {
 
 class EmulatedDevice final : public Device {
  public:
-  explicit EmulatedDevice(std::uint64_t capacity_bytes, LinkSpeed speed = {})
-      : budget_(Tier::device, capacity_bytes), in_(speed), out_(speed), pages_(capacity_bytes) {}
+  explicit EmulatedDevice(std::uint64_t capacity_bytes, LinkSpeed speed = {});
 
   std::string_view name() const noexcept override { return "emulated"; }
   Budget& budget() noexcept override { return budget_; }

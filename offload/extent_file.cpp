@@ -1,5 +1,6 @@
 #include "offload/extent_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/fallback.h"
 #include "offload/errno_text.h"
 #include "offload/file_io.h"
 
@@ -37,18 +39,23 @@ bool path_names(const fs::path& path, const struct stat& open_file) {
   return ::lstat(path.c_str(), &named) == 0 && named.st_dev == open_file.st_dev && named.st_ino == open_file.st_ino;
 }
 
-/// Whether direct transfers of 4096 B units would be accepted. File systems that do not say are taken to accept them.
-bool suits_direct_io(int descriptor) {
+/// Why direct transfers of 4096 B units would be refused; empty where they would not, or where the file system does not
+/// say.
+std::string why_not_direct(int descriptor) {
 #ifdef STATX_DIOALIGN
   struct statx status {};
   if (::statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 && (status.stx_mask & STATX_DIOALIGN) != 0) {
     const auto divides_ours = [](std::uint32_t bytes) { return bytes != 0 && ExtentFileHeader::kBytes % bytes == 0; };
-    return divides_ours(status.stx_dio_offset_align) && divides_ours(status.stx_dio_mem_align);
+    if (status.stx_dio_offset_align == 0) return "its file system has no direct transfers (O_DIRECT)";
+    if (!divides_ours(status.stx_dio_offset_align) || !divides_ours(status.stx_dio_mem_align)) {
+      return "its file system transfers directly only in units of " +
+             std::to_string(std::max(status.stx_dio_offset_align, status.stx_dio_mem_align)) + " B";
+    }
   }
 #else
   static_cast<void>(descriptor);
 #endif
-  return true;
+  return "";
 }
 
 bool has_our_header(int descriptor) {
@@ -120,8 +127,14 @@ void ExtentFile::create_in(const fs::path& folder) {
 
 bool ExtentFile::go_direct() {
   // Not O_DIRECT in open: a file system without it makes the file before it refuses.
-  const int flags = ::fcntl(file_.descriptor, F_GETFL);
-  return flags >= 0 && suits_direct_io(file_.descriptor) && ::fcntl(file_.descriptor, F_SETFL, flags | O_DIRECT) == 0;
+  std::string why_not = why_not_direct(file_.descriptor);
+  if (why_not.empty()) {
+    const int flags = ::fcntl(file_.descriptor, F_GETFL);
+    if (flags >= 0 && ::fcntl(file_.descriptor, F_SETFL, flags | O_DIRECT) == 0) return true;
+    why_not = "its file system refuses direct transfers (O_DIRECT): " + errno_text(errno);
+  }
+  note_fallback("nvme: transfers in " + file_.path.parent_path().string() + " go through the page cache", why_not);
+  return false;
 }
 
 void ExtentFile::lock() {
@@ -160,7 +173,10 @@ ExtentFile::~ExtentFile() {
 
 void ExtentFile::reserve_space(std::uint64_t first_extent, std::uint64_t count) {
   if (set_space_aside(file_, offset_of(first_extent), count * extent_bytes_)) return;
-  space_is_guaranteed_.store(false, std::memory_order_relaxed);
+  if (space_is_guaranteed_.exchange(false, std::memory_order_relaxed)) {
+    note_fallback("nvme: a full disk shows only when " + file_.path.parent_path().string() + " is written",
+                  "its file system cannot set space aside");
+  }
   // Always to the full size: a smaller one could cut off what another thread has reserved meanwhile.
   while (::ftruncate(file_.descriptor, static_cast<off_t>(capacity_bytes())) != 0) {
     const int error_number = errno;

@@ -262,6 +262,8 @@ std::shared_ptr<CudaDriver> load(std::string& why_not) {
 
 }  // namespace
 
+bool is_built_with_cuda() noexcept { return true; }
+
 std::shared_ptr<CudaDriver> load_cuda_driver(std::string* why_not) {
   std::string reason;
   std::shared_ptr<CudaDriver> driver = load(reason);

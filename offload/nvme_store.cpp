@@ -1,19 +1,15 @@
 #include "offload/nvme_store.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
-#include <set>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <utility>
 #include <xxhash.h>
 
 #include "base/error.h"
 #include "base/units.h"
-#include "offload/errno_text.h"
+#include "offload/nvme_paths.h"
 
 namespace terrace {
 namespace {
@@ -21,52 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kAlignmentBytes = 4096;
-
-/// A mounted file system, the free space on it, and how many of a store's paths share that.
-struct FileSystem {
-  fs::path path;  // one of them
-  std::uint64_t free_bytes = 0;
-  std::uint64_t path_count = 0;
-};
-
-/// The folder itself or, where it does not exist yet, the folder in which it would be created.
-fs::path nearest_existing(const fs::path& path) {
-  std::error_code error;
-  fs::path nearest = fs::absolute(path, error);
-  while (!nearest.empty() && !fs::exists(nearest, error) && nearest != nearest.parent_path()) {
-    nearest = nearest.parent_path();
-  }
-  return nearest;
-}
-
-IoError unusable(const std::string& what, const fs::path& path, int error_number) {
-  return IoError("nvme: " + what + " " + path.string() + " failed: " + errno_text(error_number),
-                 "set nvme.paths to folders that can be written");
-}
-
-std::map<dev_t, FileSystem> file_systems(const std::vector<fs::path>& paths) {
-  std::map<dev_t, FileSystem> result;
-  for (const fs::path& path : paths) {
-    const fs::path existing = nearest_existing(path);
-    struct stat status {};
-    struct statvfs space {};
-    if (::stat(existing.c_str(), &status) != 0 || ::statvfs(existing.c_str(), &space) != 0) {
-      throw unusable("reading the free space of", path, errno);
-    }
-    FileSystem& file_system = result[status.st_dev];
-    if (file_system.path_count == 0) file_system.path = path;
-    file_system.free_bytes = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
-    ++file_system.path_count;
-  }
-  return result;
-}
-
-void make_folder(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw unusable("creation of folder", path, error.value());
-  if (!fs::is_directory(path, error)) throw unusable("opening of folder", path, ENOTDIR);
-}
 
 std::string hexadecimal(std::uint64_t value) {
   char text[17];
@@ -96,56 +46,19 @@ NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, 
   if (extent_bytes == 0 || extent_bytes % kAlignmentBytes != 0) {
     throw LogicError("nvme: an extent of " + std::to_string(extent_bytes) + " B is not a multiple of 4096 B");
   }
-  const std::uint64_t share = capacity_bytes / paths_.size();
-  const std::uint64_t smallest_share = ExtentFileHeader::kBytes + extent_bytes;
-  if (share < smallest_share) {
-    throw OutOfMemory("nvme: nvme.memory (" + format_bytes(capacity_bytes) + ") does not hold one extent of " +
-                          format_bytes(extent_bytes) + " on each of " + std::to_string(paths_.size()) + " paths",
-                      "raise nvme.memory to at least " + format_bytes_exactly(smallest_share * paths_.size()));
-  }
-  const std::uint64_t extents_per_file = (share - ExtentFileHeader::kBytes) / extent_bytes;
+  const std::uint64_t extents_per_file = extents_a_path(paths_.size(), capacity_bytes, extent_bytes);
 
   for (const fs::path& path : paths_) {
-    make_folder(path);
+    make_nvme_folder(path);
     for (fs::path& removed : remove_dead_extent_files(path)) removed_files_.push_back(std::move(removed));
   }
   // The files come before the free space, because a file system that cannot be written may report none.
   for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file);
-  check_free_space();
+  require_nvme_room(paths_, capacity_bytes_, Leftovers::removed);
 
   free_extents_ = extents_per_file * paths_.size();
   extents_.resize(free_extents_);
   free_runs_.emplace(0, free_extents_);
-}
-
-void NvmeStore::check_free_space() const {
-  for (const auto& [device, file_system] : file_systems(paths_)) {
-    // Our headers are already written, so they are neither free any more nor needed again.
-    const std::uint64_t need = (capacity_bytes_ / paths_.size() - ExtentFileHeader::kBytes) * file_system.path_count;
-    if (need <= file_system.free_bytes) continue;
-    throw IoError("nvme: nvme.memory (" + format_bytes(capacity_bytes_) + ") needs " + format_bytes(need) +
-                      " on the file system of " + file_system.path.string() + ", where " +
-                      format_bytes(file_system.free_bytes) + " are free",
-                  "lower nvme.memory or free space");
-  }
-}
-
-std::uint64_t NvmeStore::default_capacity(const std::vector<fs::path>& paths) {
-  std::map<dev_t, FileSystem> systems = file_systems(paths);
-  std::set<fs::path> folders;
-  for (const fs::path& path : paths) {
-    std::error_code error;
-    const fs::path folder = fs::canonical(path, error);
-    struct stat status {};
-    if (error || !folders.insert(folder).second || ::stat(folder.c_str(), &status) != 0) continue;
-    systems[status.st_dev].free_bytes += dead_extent_file_bytes(folder);
-  }
-  if (systems.empty()) return 0;
-  std::uint64_t share = ~std::uint64_t{0};
-  for (const auto& [device, file_system] : systems) {
-    share = std::min(share, file_system.free_bytes / 10 * 9 / file_system.path_count);
-  }
-  return share * paths.size();
 }
 
 std::uint64_t NvmeStore::offset_of(ExtentId extent) const {
@@ -160,10 +73,6 @@ std::vector<fs::path> NvmeStore::files() const {
   std::vector<fs::path> result;
   for (const ExtentFile& file : files_) result.push_back(file.file().path);
   return result;
-}
-
-bool NvmeStore::space_is_guaranteed() const noexcept {
-  return std::all_of(files_.begin(), files_.end(), [](const ExtentFile& file) { return file.space_is_guaranteed(); });
 }
 
 bool NvmeStore::direct() const noexcept {

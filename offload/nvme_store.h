@@ -42,10 +42,6 @@ class NvmeStore {
   NvmeStore(const NvmeStore&) = delete;
   NvmeStore& operator=(const NvmeStore&) = delete;
 
-  /// 90% of the free space that an even split over the paths can use, counting what dead processes left as free.
-  /// Changes nothing on disk; the paths need not exist yet. Throws IoError.
-  static std::uint64_t default_capacity(const std::vector<std::filesystem::path>& paths);
-
   /// All or none: `count` extents, with contiguous ids where there is such a run. Throws OutOfMemory if that many are
   /// not free, IoError if the drive has no space for them.
   std::vector<ExtentId> reserve(std::size_t count);
@@ -80,10 +76,8 @@ class NvmeStore {
   /// Where an extent lies, for messages: "PATH, offset O".
   std::string describe(ExtentId extent) const;
   std::vector<std::filesystem::path> files() const;
-  /// For the log: what the constructor removed, and whether a full disk can still show at a write because a file
-  /// system cannot set space aside.
+  /// For the log: what the constructor removed.
   const std::vector<std::filesystem::path>& removed_files() const noexcept { return removed_files_; }
-  bool space_is_guaranteed() const noexcept;
   /// Whether all transfers go past the page cache.
   bool direct() const noexcept;
 
@@ -100,7 +94,6 @@ class NvmeStore {
   ExtentFile& file_of(ExtentId extent) { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   const ExtentFile& file_of(ExtentId extent) const { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   std::uint64_t offset_of(ExtentId extent) const;
-  void check_free_space() const;
   IoOperation operation(IoOperation::Direction direction, ExtentId extent, std::byte* block, std::size_t bytes) const;
   void give_space_to(std::span<const ExtentId> extents);
 

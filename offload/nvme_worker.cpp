@@ -19,11 +19,14 @@ std::unique_ptr<IoQueue> open_queue(TransferBoard& board, IoEngine& engine, Link
   for (std::byte* block : board.staging_blocks(link)) {
     registered.emplace_back(block, board.block_bytes());
   }
-  const std::size_t depth = std::clamp(bytes_in_flight / board.block_bytes(), fewest_operations, most_operations);
-  return engine.open_queue(depth, registered);
+  return engine.open_queue(NvmeWorker::queue_depth(board.block_bytes()), registered);
 }
 
 }  // namespace
+
+std::size_t NvmeWorker::queue_depth(std::size_t block_bytes) noexcept {
+  return std::clamp(bytes_in_flight / block_bytes, fewest_operations, most_operations);
+}
 
 NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link)
     : board_(board), store_(store), link_(link), io_(open_queue(board, engine, link)), thread_([this] { work(); }) {}

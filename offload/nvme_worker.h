@@ -6,6 +6,7 @@
 /// Threads: its own, which alone touches the queue; `wake` from any.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 #include <list>
 #include <memory>
@@ -19,6 +20,9 @@ namespace terrace {
 
 class NvmeWorker final : public LinkWorker {
  public:
+  /// How many blocks of that size may be with a drive at once, each way.
+  static std::size_t queue_depth(std::size_t block_bytes) noexcept;
+
   /// Opens its queue on the engine, with the link's staging blocks registered. Throws IoError where that fails.
   NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link);
   ~NvmeWorker() override = default;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/fallback.h"
 #include "base/log.h"
 #include "offload/errno_text.h"
 #include "offload/io_progress.h"
@@ -69,9 +70,8 @@ class RegisteredMemory {
     const int result = io_uring_register_buffers(&ring, pieces_.data(), static_cast<unsigned>(pieces_.size()));
     if (result == 0) return;
     pieces_.clear();
-    log_once("nvme.registration", LogLevel::warning,
-             "nvme: registering memory with io_uring failed: " + errno_text(-result) +
-                 "; it works without, a little slower (raise the limit on locked memory, ulimit -l)");
+    note_fallback("nvme: io_uring transfers memory that is not registered, a little slower",
+                  "registering it failed: " + errno_text(-result) + " (raise the limit on locked memory, ulimit -l)");
   }
 
   /// The number of the piece that holds all of these bytes.

@@ -4,6 +4,8 @@
 
 namespace terrace {
 
+bool is_built_with_cuda() noexcept { return false; }
+
 std::shared_ptr<CudaDriver> load_cuda_driver(std::string* why_not) {
   if (why_not != nullptr) {
     *why_not = "this build has no CUDA (configure with the preset cuda)";

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "optimizer/instruction_set.h"
 
 namespace terrace {
 namespace {
@@ -24,6 +25,7 @@ bool is_passing(const std::exception_ptr& error) {
 }  // namespace
 
 UpdateQueue::UpdateQueue(AccessStream& stream, bool background) : stream_(stream) {
+  note_instruction_set();
   stream_.set_prior_work(this);
   if (background) {
     background_ = std::thread([this] { work_in_background(); });

@@ -40,7 +40,7 @@ using UpdateTicket = std::shared_ptr<QueuedUpdate>;
 class UpdateQueue final : public PriorWork {
  public:
   /// Asks `stream`, which outlives it, to send accesses here. `background`: whether a thread of its own works on what
-  /// is queued; otherwise whoever needs a set updates it.
+  /// is queued; otherwise whoever needs a set updates it. What the kernels lack on this CPU is noted as a fallback.
   UpdateQueue(AccessStream& stream, bool background);
   ~UpdateQueue() override;
   UpdateQueue(const UpdateQueue&) = delete;

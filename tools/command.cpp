@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "tools/bench.h"
 #include "tools/exit_code.h"
+#include "tools/inspect.h"
 #include "tools/train.h"
 #include "tools/version.h"
 
@@ -47,22 +48,37 @@ constexpr const char* kTrainFooter =
     "\nExit codes: 0 done, 1 internal error, 2 bad usage, configuration or data, 3 a budget is too small,\n"
     "4 I/O failed, 5 data corrupt, 130 interrupted.";
 
-struct TrainArguments {
+/// Where a configuration comes from.
+struct ConfigArguments {
   std::string config;
-  std::vector<std::string> data;
   std::vector<std::string> settings;
+
+  Config load() const {
+    Config loaded = config.empty() ? Config::parse("", "configuration", settings) : Config::load(config, settings);
+    set_log_level(loaded.log.level);
+    return loaded;
+  }
+};
+
+void add_config(CLI::App& command, ConfigArguments& arguments) {
+  command.add_option("--config", arguments.config, "Configuration file (TOML); every key has a default")
+      ->type_name("FILE");
+  command.add_option("--set", arguments.settings, "Set one key of the configuration, as in device.memory=64MiB")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+}
+
+struct TrainArguments {
+  ConfigArguments config;
+  std::vector<std::string> data;
   TrainOptions options;
 };
 
 CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
   TrainOptions& options = arguments.options;
   CLI::App* train = app.add_subcommand("train", "Train a GPT on text, its memory spread over device, host and NVMe");
-  train->add_option("--config", arguments.config, "Configuration file (TOML); every key has a default")
-      ->type_name("FILE");
+  add_config(*train, arguments.config);
   train->add_option("--data", arguments.data, "Text files or folders, instead of data.paths")->type_name("PATH");
-  train->add_option("--set", arguments.settings, "Set one key of the configuration, as in device.memory=64MiB")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
   train->add_option("--metrics", options.metrics, "Write one JSON object a step")->type_name("FILE");
   train
       ->add_option("--timeline", options.timeline,
@@ -97,10 +113,8 @@ CLI::App* add_train(CLI::App& app, TrainArguments& arguments) {
 
 ExitCode run_train(TrainArguments& arguments) {
   Config& config = arguments.options.config;
-  config = arguments.config.empty() ? Config::parse("", "configuration", arguments.settings)
-                                    : Config::load(arguments.config, arguments.settings);
+  config = arguments.config.load();
   if (!arguments.data.empty()) config.data.paths.assign(arguments.data.begin(), arguments.data.end());
-  set_log_level(config.log.level);
   return train(arguments.options) ? ExitCode::done : ExitCode::interrupted;
 }
 
@@ -134,6 +148,34 @@ CLI::App* add_bench_step(CLI::App& app, BenchStepOptions& options) {
   return step;
 }
 
+constexpr const char* kInspectFooter =
+    "Tells the tiers that a run would make and what works otherwise than it should, without making them: beside a run\n"
+    "that trains, too. Rates that --probe measured are kept and shown again, with their date.\n"
+    "Examples:\n"
+    "  terrace inspect --config long.toml\n"
+    "  terrace inspect --set nvme.paths=/data/terrace --probe --json\n"
+    "\nExit codes: 0 done, 1 internal error, 2 bad usage or configuration, 3 a budget is too small, 4 I/O failed,\n"
+    "130 interrupted.";
+
+struct InspectArguments {
+  ConfigArguments config;
+  InspectOptions options;
+};
+
+CLI::App* add_inspect(CLI::App& app, InspectArguments& arguments) {
+  CLI::App* inspect = app.add_subcommand("inspect", "Show what a run would use on this machine, and why");
+  add_config(*inspect, arguments.config);
+  inspect->add_flag("--probe", arguments.options.probe, "Measure the rates of memory, link and drives: seconds each");
+  inspect->add_flag("--json", arguments.options.json, "Report as JSON");
+  inspect->footer(kInspectFooter);
+  return inspect;
+}
+
+ExitCode run_inspect(InspectArguments& arguments) {
+  arguments.options.config = arguments.config.load();
+  return inspect(arguments.options) ? ExitCode::done : ExitCode::interrupted;
+}
+
 ExitCode run(int argc, char** argv) {
   CLI::App app("Terrace trains models larger than the device's memory", "terrace");
   app.set_version_flag("--version", std::string("terrace ") + version);
@@ -143,17 +185,21 @@ ExitCode run(int argc, char** argv) {
   const CLI::App* train = add_train(app, arguments);
   BenchStepOptions bench_options;
   const CLI::App* bench = add_bench_step(app, bench_options);
+  InspectArguments inspect_arguments;
+  const CLI::App* inspect = add_inspect(app, inspect_arguments);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     app.exit(help);
     return ExitCode::done;
   } catch (const CLI::ParseError& error) {
-    throw ConfigError(error.what(), train->parsed()   ? "see terrace train --help"
-                                    : bench->parsed() ? "see terrace bench step --help"
-                                                      : "see terrace --help");
+    throw ConfigError(error.what(), train->parsed()     ? "see terrace train --help"
+                                    : bench->parsed()   ? "see terrace bench step --help"
+                                    : inspect->parsed() ? "see terrace inspect --help"
+                                                        : "see terrace --help");
   }
   if (bench->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;
+  if (inspect->parsed()) return run_inspect(inspect_arguments);
   return run_train(arguments);
 }
 

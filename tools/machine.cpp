@@ -1,7 +1,6 @@
 #include "tools/machine.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <fstream>
 #include <string>
 #include <unistd.h>
@@ -9,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 namespace terrace {
-namespace {
 
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
@@ -19,15 +17,16 @@ std::string cpu_model() {
   return "";
 }
 
-}  // namespace
+std::uint64_t machine_memory_bytes() {
+  return static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+}
 
 nlohmann::ordered_json machine_json(int threads) {
   nlohmann::ordered_json json;
   json["cpu"] = cpu_model();
   json["cores"] = sysconf(_SC_NPROCESSORS_ONLN);
   json["threads"] = threads;
-  json["memory_bytes"] =
-      static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  json["memory_bytes"] = machine_memory_bytes();
   return json;
 }
 

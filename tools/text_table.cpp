@@ -28,6 +28,17 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   return text;
 }
 
+std::string format_pairs(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  auto widest = width_of("");
+  for (const auto& [name, what] : pairs) widest = std::max(widest, width_of(name));
+  std::string text;
+  for (const auto& [name, what] : pairs) {
+    const std::string padding(static_cast<std::size_t>(widest - width_of(name)), ' ');
+    text += what.empty() ? name + "\n" : name + padding + "  " + what + "\n";
+  }
+  return text;
+}
+
 std::string format_duration(double seconds) {
   std::array<char, 40> text;
   const auto whole = static_cast<long long>(std::max(seconds, 0.0) + 0.5);

@@ -92,6 +92,25 @@ TEST_F(MemoryInfo, sees_the_limit_of_a_container_that_is_told_its_path_outside) 
   EXPECT_EQ(available_mib(), 200U);
 }
 
+TEST_F(MemoryInfo, tells_the_least_limit_whatever_is_used) {
+  EXPECT_EQ(memory_limit_bytes(machine_.path()), std::nullopt);
+  process_is_in("0::/user/job\n");
+  version2("user/job", "max\n", 100, 0);
+  EXPECT_EQ(memory_limit_bytes(machine_.path()), std::nullopt);
+  version2("user", bytes(700), 500, 0);
+  EXPECT_EQ(memory_limit_bytes(machine_.path()), 700 * kMiB);
+  version2("user/job", bytes(600), 100, 0);
+  EXPECT_EQ(memory_limit_bytes(machine_.path()), 600 * kMiB);
+}
+
+TEST_F(MemoryInfo, takes_the_largest_number_of_version_1_for_no_limit) {
+  process_is_in("4:memory:/job\n");
+  version1("job", 600, 150, 0);
+  machine_.write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(memory_limit_bytes(machine_.path()), std::nullopt);
+  EXPECT_EQ(available_mib(), 1000U);
+}
+
 TEST_F(MemoryInfo, is_zero_where_the_limit_is_used_up) {
   process_is_in("0::/job\n");
   version2("job", bytes(100), 120, 0);

@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "offload/choose_engine.h"
+#include "offload/nvme_paths.h"
 #include "tests/offload/aligned_bytes.h"
 #include "tests/offload/fault_injecting_engine.h"
 #include "tests/offload/open_file.h"
@@ -535,7 +536,7 @@ TEST_F(NvmeStoreTest, what_a_killed_process_left_is_removed_and_its_space_used) 
   int status = 0;
   ::waitpid(child, &status, 0);
   ASSERT_TRUE(WIFSIGNALED(status));
-  EXPECT_GE(dead_extent_file_bytes(folder_), 512 * kExtent) << "default_capacity counts these as free";
+  EXPECT_GE(dead_extent_file_bytes(folder_), 512 * kExtent) << "the default capacity counts these as free";
   NvmeStore store({folder_}, capacity_for(4), kExtent);
   EXPECT_EQ(store.removed_files().size(), 1U);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
@@ -576,12 +577,12 @@ TEST_F(NvmeStoreTest, paths_on_one_file_system_share_its_free_space) {
 
 TEST_F(NvmeStoreTest, the_default_capacity_fits_and_changes_nothing_on_disk) {
   const std::vector<fs::path> paths = {folder_ / "a", folder_ / "b"};
-  const std::uint64_t capacity = NvmeStore::default_capacity(paths);
+  const std::uint64_t capacity = default_nvme_capacity(paths);
   EXPECT_TRUE(fs::is_empty(folder_));
   EXPECT_GT(capacity, fs::space(folder_).available / 2);
   EXPECT_LT(capacity, fs::space(folder_).available);
   EXPECT_NO_THROW(NvmeStore(paths, capacity, std::size_t{1} << 20));
-  EXPECT_EQ(NvmeStore::default_capacity({}), 0U);
+  EXPECT_EQ(default_nvme_capacity({}), 0U);
 }
 
 TEST_F(NvmeStoreTest, a_capacity_without_room_for_an_extent_is_refused_with_the_least_that_works) {

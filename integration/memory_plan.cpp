@@ -1,0 +1,98 @@
+#include "integration/memory_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/units.h"
+#include "memory/timeline.h"
+#include "offload/copy_rate.h"
+#include "offload/host_arena.h"
+#include "offload/nvme_paths.h"
+#include "offload/transfer_service.h"
+
+namespace terrace {
+namespace {
+
+/// A chunk is small beside the room that chunks move in, and large enough to move at full rate and to leave little of
+/// its slot's last granule unused.
+std::uint64_t default_chunk_bytes(std::uint64_t device_chunk_limit, std::uint64_t host_bytes,
+                                  std::uint64_t slot_granule_bytes) {
+  const std::uint64_t smallest = std::max<std::uint64_t>(256 * 1024, 4 * slot_granule_bytes);
+  constexpr std::uint64_t largest = 32 * 1024 * 1024;
+  return std::clamp(std::bit_floor(std::min(device_chunk_limit / 16, host_bytes / 32) | 1), smallest, largest);
+}
+
+/// In bytes per second, 0 for none.
+std::uint64_t checked_link(const std::optional<std::uint64_t>& rate) {
+  if (!rate) {
+    return 0;
+  }
+  const double copied = measured_copy_rate();
+  const auto wanted = static_cast<double>(*rate);
+  const std::string figures = "device.link is " + format_bytes(*rate) + "/s, and this machine copies " +
+                              format_bytes(static_cast<std::uint64_t>(copied)) + "/s";
+  if (wanted > copied) {
+    throw ConfigError(figures + ": a link of that rate cannot be emulated", "lower it, or set it to \"unlimited\"");
+  }
+  if (wanted > 0.4 * copied) {
+    log_once("device.link", LogLevel::warning, figures + ": copies take cores that the program needs");
+  }
+  return *rate;
+}
+
+/// Extents are kept track of in memory; where the store's size is not given it stays below this many.
+constexpr std::uint64_t most_default_extents = 256 * 1024;
+
+static_assert(Config::Timeline::least_memory >= Timeline::least_bytes);
+
+std::uint64_t whole_chunk(std::uint64_t bytes) {
+  constexpr std::uint64_t unit = 4096 * sizeof(float);
+  return std::max<std::uint64_t>((bytes + unit - 1) / unit, 1) * unit;
+}
+
+void require_staging(const MemoryPlan& plan) {
+  const std::uint64_t needed = TransferService::staging_blocks * plan.granule_bytes + plan.timeline_bytes;
+  if (plan.host_bytes >= needed) return;
+  throw OutOfMemory("host: host.memory (" + format_bytes(plan.host_bytes) + ") does not hold the " +
+                        std::to_string(TransferService::staging_blocks) + " staging blocks of " +
+                        format_bytes(plan.granule_bytes) + " and the timeline's " + format_bytes(plan.timeline_bytes),
+                    "raise host.memory to at least " + format_bytes_exactly(needed + 5 * plan.chunk_bytes) +
+                        " or lower placement.chunk or timeline.memory");
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
+                       std::uint64_t available_bytes) {
+  MemoryPlan plan;
+  plan.device_bytes = device_bytes;
+  plan.host_bytes = config.host.memory.value_or(available_bytes / 4);
+  plan.device_chunk_limit = std::min(config.device.chunks.value_or(device_bytes), device_bytes);
+  plan.chunk_bytes = whole_chunk(config.placement.chunk.value_or(
+      default_chunk_bytes(plan.device_chunk_limit, plan.host_bytes, slot_granule_bytes)));
+  plan.timeline_bytes = config.timeline.memory.value_or(Config::Timeline::default_memory);
+  plan.granule_bytes = HostArena::choose_granule(plan.chunk_bytes);
+  plan.granule_count = static_cast<std::size_t>(plan.host_bytes / plan.granule_bytes);
+  require_staging(plan);
+  if (const auto& paths = config.nvme.paths; !paths.empty()) {
+    plan.nvme_capacity =
+        config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_extents * plan.granule_bytes));
+    plan.nvme_bytes =
+        extents_a_path(paths.size(), plan.nvme_capacity, plan.granule_bytes) * paths.size() * plan.granule_bytes;
+  }
+  return plan;
+}
+
+std::uint64_t emulated_device_bytes(const Config::Device& device, std::uint64_t available_bytes) {
+  return device.memory.value_or(available_bytes / 2);
+}
+
+LinkSpeed emulated_link(const Config::Device& device) {
+  return {.bytes_per_second = checked_link(device.link), .latency_ns = device.latency_us * 1000};
+}
+
+}  // namespace terrace

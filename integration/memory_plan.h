@@ -1,0 +1,37 @@
+/// The sizes of a session's tiers and of what they are divided into, decided before any of them is made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/config.h"
+#include "offload/emulated_link.h"
+
+namespace terrace {
+
+struct MemoryPlan {
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
+  std::uint64_t timeline_bytes = 0;      ///< of the host's, for the timeline
+  std::uint64_t nvme_bytes = 0;          ///< of extents; 0: there is no such tier
+  std::uint64_t nvme_capacity = 0;       ///< of the store's files, headers too
+  std::uint64_t device_chunk_limit = 0;  ///< most bytes of chunks on the device
+  std::uint64_t chunk_bytes = 0;         ///< of a chunk of parameters
+  std::size_t granule_bytes = 0;         ///< what slots on the host and extents consist of
+  std::size_t granule_count = 0;         ///< on the host
+};
+
+/// For a device of that budget, whose slots take whole granules of `slot_granule_bytes`, on a machine with so much
+/// memory available. Changes nothing. Throws OutOfMemory (a budget that holds not even the staging and the timeline, or
+/// no extent) or IoError (a path whose free space cannot be told).
+MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
+                       std::uint64_t available_bytes);
+
+/// The budget of the emulated device.
+std::uint64_t emulated_device_bytes(const Config::Device& device, std::uint64_t available_bytes);
+
+/// The speed of its link. It has to be one that copies on this machine can keep up with: throws ConfigError where they
+/// cannot, warns where they come near.
+LinkSpeed emulated_link(const Config::Device& device);
+
+}  // namespace terrace

@@ -1,0 +1,44 @@
+#include "offload/nvme_paths.h"
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <sys/statvfs.h>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "offload/extent_file.h"
+#include "tests/base/temporary_folder.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::size_t kExtent = 4096;
+
+TEST(NvmePaths, share_the_capacity_evenly_less_a_header_each) {
+  EXPECT_EQ(extents_a_path(2, 2 * (ExtentFileHeader::kBytes + 3 * kExtent) + 100, kExtent), 3U);
+  EXPECT_EQ(extents_a_path(1, ExtentFileHeader::kBytes + kExtent, kExtent), 1U);
+  EXPECT_THROW(extents_a_path(1, ExtentFileHeader::kBytes + kExtent - 1, kExtent), OutOfMemory);
+}
+
+TEST(NvmePaths, count_what_is_left_there_as_free_only_while_it_is_there) {
+  const TemporaryFolder folder;
+  constexpr std::uint64_t left_over = std::uint64_t{256} << 20U;
+  ExtentFileHeader header{};
+  std::memcpy(header.magic, ExtentFileHeader::kMagic, sizeof header.magic);
+  header.version = ExtentFileHeader::kVersion;
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+  bytes.resize(left_over, 'x');
+  folder.write("terrace-1-2.extents", bytes);
+  struct statvfs space {};
+  ASSERT_EQ(::statvfs(folder.path().c_str(), &space), 0);
+  const std::uint64_t free_bytes = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
+  // Others use the drive meanwhile: half of what is left over, either way.
+  const std::uint64_t wanted = free_bytes + left_over / 2;
+  EXPECT_THROW(require_nvme_room({folder.path()}, wanted, Leftovers::removed), IoError);
+  EXPECT_NO_THROW(require_nvme_room({folder.path()}, wanted, Leftovers::still_there));
+}
+
+}  // namespace
+}  // namespace terrace

@@ -1,0 +1,156 @@
+// Rates are kept from run to run, and nothing of a file that is not of this machine and this version is believed.
+
+#include "tools/rates.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/base/temporary_folder.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+Rates some_rates() {
+  Rates rates;
+  rates.memory = MemoryRates{1e9, 2e9, 3e9, 4e9, "2026-01-31T12:00:00Z"};
+  rates.paths["/data/terrace"] = {5e9, 6e9, "io_uring", 1 << 20, 8, true, "2026-02-01T12:00:00Z"};
+  rates.links["emulated"] = {7e9, 8e9, "2026-02-02T12:00:00Z"};
+  return rates;
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+/// A variable of the environment, as it was again at the end.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    const char* const before = std::getenv(name);
+    had_ = before != nullptr;
+    before_ = had_ ? before : "";
+    if (value != nullptr) {
+      ::setenv(name, value, 1);
+    } else {
+      ::unsetenv(name);
+    }
+  }
+  ~Variable() { had_ ? ::setenv(name_, before_.c_str(), 1) : ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  bool had_ = false;
+  std::string before_;
+};
+
+class RatesTest : public testing::Test {
+ protected:
+  /// What it holds after a change to the text of a good file; what was logged is in `logged_`.
+  Rates after(const std::string& from, const std::string& to) {
+    file_.save(some_rates());
+    std::string text = text_of(file_.path());
+    EXPECT_THAT(text, HasSubstr(from));
+    text.replace(text.find(from), from.size(), to);
+    std::ofstream(file_.path()) << text;
+    return load();
+  }
+
+  Rates load() {
+    testing::internal::CaptureStderr();
+    Rates rates = file_.load();
+    logged_ = testing::internal::GetCapturedStderr();
+    return rates;
+  }
+
+  static bool is_empty(const Rates& rates) { return !rates.memory && rates.paths.empty() && rates.links.empty(); }
+
+  TemporaryFolder folder_;
+  RatesFile file_{folder_.path() / "cache" / "rates.json"};
+  std::string logged_;
+};
+
+TEST_F(RatesTest, come_back_as_they_were_kept) {
+  file_.save(some_rates());
+  const Rates rates = load();
+  EXPECT_EQ(logged_, "");
+  EXPECT_EQ(rates_json(rates), rates_json(some_rates()));
+  EXPECT_EQ(std::distance(fs::directory_iterator(file_.path().parent_path()), fs::directory_iterator()), 1)
+      << "nothing is left beside the file";
+}
+
+TEST_F(RatesTest, are_none_where_there_is_no_file_and_nobody_is_told) {
+  EXPECT_TRUE(is_empty(load()));
+  EXPECT_EQ(logged_, "");
+}
+
+TEST_F(RatesTest, of_another_machine_or_version_are_ignored_with_a_line) {
+  EXPECT_TRUE(is_empty(after("\"memory_bytes\": ", "\"memory_bytes\": 1")));
+  EXPECT_THAT(logged_, HasSubstr("rates.json are ignored: it was measured on another machine"));
+  EXPECT_TRUE(is_empty(after("\"version\": 1", "\"version\": 2")));
+  EXPECT_THAT(logged_, HasSubstr("it is of version 2"));
+}
+
+TEST_F(RatesTest, of_a_broken_file_are_ignored_with_a_line) {
+  for (const auto& [from, to] : {std::pair{"}", ""}, std::pair{"\"paths\"", "\"pahts\""},
+                                 std::pair{"\"read_bytes_per_second\": ", "\"read_bytes_per_second\": -"},
+                                 std::pair{"\"io_uring\"", "7"}, std::pair{"\"version\": 1,", ""}}) {
+    EXPECT_TRUE(is_empty(after(from, to))) << from;
+    EXPECT_THAT(logged_, HasSubstr("rates.json are ignored: it is broken")) << from;
+  }
+  std::ofstream(file_.path()) << "[1]";
+  EXPECT_TRUE(is_empty(load()));
+  EXPECT_THAT(logged_, HasSubstr("it is broken"));
+}
+
+TEST_F(RatesTest, that_cannot_be_written_are_a_warning) {
+  folder_.write("cache", "a file where a folder is wanted");
+  testing::internal::CaptureStderr();
+  file_.save(some_rates());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("warning: the rates are not kept: writing "));
+}
+
+TEST(RatesFile, is_in_the_user_s_cache_folder) {
+  const Variable home("HOME", "/home/user");
+  {
+    const Variable cache("XDG_CACHE_HOME", "/cache");
+    EXPECT_EQ(RatesFile().path(), "/cache/terrace/rates.json");
+  }
+  const Variable relative("XDG_CACHE_HOME", "cache");
+  EXPECT_EQ(RatesFile().path(), "/home/user/.cache/terrace/rates.json");
+}
+
+TEST(RatesFile, is_nowhere_where_the_user_has_no_folder_and_says_so_when_something_is_to_be_kept) {
+  const Variable home("HOME", nullptr);
+  const Variable cache("XDG_CACHE_HOME", nullptr);
+  const RatesFile file;
+  EXPECT_TRUE(file.path().empty());
+  EXPECT_FALSE(file.load().memory);
+  testing::internal::CaptureStderr();
+  file.save(some_rates());
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("neither XDG_CACHE_HOME nor HOME"));
+}
+
+TEST(PathKey, is_the_same_however_a_folder_is_written) {
+  const TemporaryFolder folder;
+  const std::string key = path_key(folder.path());
+  EXPECT_EQ(path_key(folder.path() / ""), key);
+  EXPECT_EQ(path_key(folder.path() / "other" / ".."), key);
+  fs::create_directory_symlink(folder.path(), folder.path() / "link");
+  EXPECT_EQ(path_key(folder.path() / "link"), key);
+}
+
+}  // namespace
+}  // namespace terrace

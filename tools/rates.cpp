@@ -1,0 +1,181 @@
+#include "tools/rates.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <stdexcept>
+#include <system_error>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "tools/machine.h"
+
+namespace terrace {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+/// The format; it goes up when a field changes its meaning.
+constexpr int kVersion = 1;
+
+/// What rates are true of.
+Json this_machine() {
+  Json machine = machine_json(0);
+  machine.erase("threads");
+  return machine;
+}
+
+/// As the file and the report of the command name it.
+std::string key_of(const char* rate) { return std::string(rate) + "_bytes_per_second"; }
+
+double rate_in(const Json& json, const char* name) {
+  const double rate = json.at(key_of(name)).get<double>();
+  if (!std::isfinite(rate) || rate <= 0) throw std::runtime_error(key_of(name) + " is no rate");
+  return rate;
+}
+
+MemoryRates memory_from(const Json& json) {
+  return {rate_in(json, "copy_one_core"), rate_in(json, "copy"), rate_in(json, "read"), rate_in(json, "write"),
+          json.at("measured_at").get<std::string>()};
+}
+
+DriveRates drive_from(const Json& json) {
+  return {rate_in(json, "read"),
+          rate_in(json, "write"),
+          json.at("engine").get<std::string>(),
+          json.at("block_bytes").get<std::size_t>(),
+          json.at("depth").get<std::size_t>(),
+          json.at("direct").get<bool>(),
+          json.at("measured_at").get<std::string>()};
+}
+
+LinkRates link_from(const Json& json) {
+  return {rate_in(json, "in"), rate_in(json, "out"), json.at("measured_at").get<std::string>()};
+}
+
+Rates rates_from(const Json& json) {
+  Rates rates;
+  if (json.contains("memory")) rates.memory = memory_from(json.at("memory"));
+  for (const auto& [path, each] : json.at("paths").items()) rates.paths[path] = drive_from(each);
+  for (const auto& [name, each] : json.at("links").items()) rates.links[name] = link_from(each);
+  return rates;
+}
+
+/// Why what was read is of no use here; empty where it is.
+std::string why_foreign(const Json& json) {
+  if (json.at("version") != kVersion) return "it is of version " + json.at("version").dump();
+  if (json.at("machine") != this_machine()) return "it was measured on another machine";
+  return "";
+}
+
+/// Through a file beside it, so that nobody ever reads half of one. Returns 0 or an errno value.
+int replace_file(const fs::path& path, const std::string& text) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) return error.value();
+  const fs::path beside = path.string() + "." + std::to_string(::getpid());
+  errno = 0;
+  std::ofstream file(beside, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) {
+    const int error_number = errno != 0 ? errno : EIO;
+    fs::remove(beside, error);
+    return error_number;
+  }
+  fs::rename(beside, path, error);
+  if (!error) return 0;
+  const int error_number = error.value();
+  fs::remove(beside, error);
+  return error_number;
+}
+
+}  // namespace
+
+std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::string path_key(const fs::path& folder) {
+  std::error_code error;
+  const fs::path canonical = fs::weakly_canonical(fs::absolute(folder, error), error);
+  const std::string key = (canonical.has_filename() ? canonical : canonical.parent_path()).string();
+  return key.empty() ? folder.string() : key;
+}
+
+RatesFile::RatesFile() {
+  const auto folder_in = [](const char* variable) {
+    const char* const value = std::getenv(variable);
+    // A relative one is to be ignored, says the XDG Base Directory Specification.
+    return value != nullptr && fs::path(value).is_absolute() ? fs::path(value) : fs::path();
+  };
+  fs::path cache = folder_in("XDG_CACHE_HOME");
+  const fs::path home = folder_in("HOME");
+  if (cache.empty() && !home.empty()) cache = home / ".cache";
+  if (!cache.empty()) path_ = cache / "terrace" / "rates.json";
+}
+
+Rates RatesFile::load() const {
+  std::ifstream file(path_, std::ios::binary);
+  if (path_.empty() || !file) return {};
+  std::string why;
+  try {
+    const Json json = Json::parse(file);
+    why = why_foreign(json);
+    if (why.empty()) return rates_from(json);
+  } catch (const std::exception& error) {
+    why = "it is broken: " + std::string(error.what());
+  }
+  log(LogLevel::warning,
+      "rates in " + path_.string() + " are ignored: " + why + " (terrace inspect --probe replaces it)");
+  return {};
+}
+
+void RatesFile::save(const Rates& rates) const {
+  if (path_.empty()) {
+    log(LogLevel::warning, "the rates are not kept: neither XDG_CACHE_HOME nor HOME names a folder");
+    return;
+  }
+  Json json;
+  json["version"] = kVersion;
+  json["machine"] = this_machine();
+  json.update(rates_json(rates));
+  if (const int error_number = replace_file(path_, json.dump(2) + "\n"); error_number != 0) {
+    log(LogLevel::warning, "the rates are not kept: writing " + path_.string() +
+                               " failed: " + std::generic_category().message(error_number));
+  }
+}
+
+Json rates_json(const Rates& rates) {
+  Json json;
+  if (const auto& memory = rates.memory) {
+    json["memory"] = {{key_of("copy_one_core"), memory->copy_one_core},
+                      {key_of("copy"), memory->copy},
+                      {key_of("read"), memory->read},
+                      {key_of("write"), memory->write},
+                      {"measured_at", memory->measured_at}};
+  }
+  json["paths"] = Json::object();
+  for (const auto& [path, each] : rates.paths) {
+    json["paths"][path] = {{key_of("read"), each.read},       {key_of("write"), each.write}, {"engine", each.engine},
+                           {"block_bytes", each.block_bytes}, {"depth", each.depth},         {"direct", each.direct},
+                           {"measured_at", each.measured_at}};
+  }
+  json["links"] = Json::object();
+  for (const auto& [name, each] : rates.links) {
+    json["links"][name] = {{key_of("in"), each.in}, {key_of("out"), each.out}, {"measured_at", each.measured_at}};
+  }
+  return json;
+}
+
+}  // namespace terrace
