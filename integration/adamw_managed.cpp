@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "integration/adamw_backend.h"
 #include "integration/session_state.h"
+#include "memory/current_op.h"
 #include "optimizer/update.h"
 
 namespace terrace {
@@ -70,6 +71,7 @@ class Managed final : public AdamWBackend {
     if (!state) {
       throw LogicError("AdamW: the session of this optimizer has ended");
     }
+    const OpScope scope("AdamW::step");
     const auto held = state->lock();
     state->require_not_gathered("step", sets_with_gradients(*state, groups));
     state->require_whole();
@@ -116,6 +118,7 @@ class Managed final : public AdamWBackend {
     if (!state) {
       return std::nullopt;
     }
+    const OpScope scope("AdamW::gradient_norm");
     const auto held = state->lock();
     return ticket_ ? state->updates().norm(ticket_) : std::nullopt;
   }

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "integration/session_state.h"
+#include "memory/current_op.h"
 
 namespace terrace {
 namespace {
@@ -31,7 +32,10 @@ Session::~Session() {
   one_lives = false;
 }
 
-void Session::manage(torch::nn::Module& module) { state_->manage(module); }
+void Session::manage(torch::nn::Module& module) {
+  const OpScope scope("Session::manage");
+  state_->manage(module);
+}
 
 Gathered Session::gather(torch::nn::Module& module, Access access) {
   return gather(module.parameters(/*recurse=*/true), access);
@@ -45,11 +49,20 @@ void Session::for_each_parameter(const std::function<void(const std::string&, at
   state_->for_each_parameter(visit, access);
 }
 
-void Session::save(const std::filesystem::path& folder, const CheckpointNotes& notes) { state_->save(folder, notes); }
+void Session::save(const std::filesystem::path& folder, const CheckpointNotes& notes) {
+  const OpScope scope("Session::save");
+  state_->save(folder, notes);
+}
 
-void Session::save(CheckpointLock& lock, const CheckpointNotes& notes) { state_->save(lock, notes); }
+void Session::save(CheckpointLock& lock, const CheckpointNotes& notes) {
+  const OpScope scope("Session::save");
+  state_->save(lock, notes);
+}
 
-CheckpointNotes Session::load(const std::filesystem::path& folder) { return state_->load(folder); }
+CheckpointNotes Session::load(const std::filesystem::path& folder) {
+  const OpScope scope("Session::load");
+  return state_->load(folder);
+}
 
 at::Device Session::device() const { return state_->memory().program_device(); }
 
@@ -57,7 +70,10 @@ MemoryUsage Session::memory_usage() const { return state_->memory().stream().usa
 
 Timeline& Session::timeline() { return state_->memory().timeline(); }
 
-void Session::synchronize() { state_->updates().finish(); }
+void Session::synchronize() {
+  const OpScope scope("Session::synchronize");
+  state_->updates().finish();
+}
 
 std::exception_ptr Session::last_error() const { return state_->last_error(); }
 

@@ -5,10 +5,12 @@
 
 #include "base/error.h"
 #include "integration/session_state.h"
+#include "memory/current_op.h"
 
 namespace terrace {
 
 Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
+  const OpScope scope("Session::gather");
   // To the end: a step of another thread comes either before all of this or finds the view.
   const auto held = lock();
   require_whole();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
 #include "base/error.h"
 
 namespace terrace {
@@ -79,6 +78,9 @@ void AccessStream::begin_pass(ScheduleBook::Key key) {
   const Lock lock(mutex_);
   policy_.begin_pass(key);
   carry_out(lock);
+  if (timeline_ != nullptr) {
+    timeline_->begin_first_step();
+  }
 }
 
 void AccessStream::announce(std::vector<ChunkId> chunks) {
@@ -120,54 +122,6 @@ void AccessStream::remove_chunk(ChunkId chunk) {
   const Lock lock(mutex_);
   policy_.remove(chunk);
   carry_out(lock);
-}
-
-void AccessStream::step_mark() {
-  const Lock lock(mutex_);
-  policy_.step_mark();
-  carry_out(lock);
-  for (const Tier tier : all_tiers) {
-    step_peaks_[index_of(tier)] = budgets_[index_of(tier)]->take_step_peak();
-  }
-  at_step_end_ = {.bytes_moved = transfers_.moved(), .stall_seconds_by_cause = stall_seconds(lock)};
-  if (timeline_ != nullptr) {
-    timeline_->end_step();
-  }
-}
-
-std::array<double, stall_cause_count> AccessStream::stall_seconds(const Lock&) const noexcept {
-  std::array<double, stall_cause_count> seconds{};
-  for (const StallCause cause : all_stall_causes) {
-    seconds[index_of(cause)] = static_cast<double>(stalled_ns_[index_of(cause)]) * 1e-9;
-  }
-  return seconds;
-}
-
-MemoryUsage AccessStream::usage() const {
-  MemoryUsage usage;
-  usage.bytes_moved = transfers_.moved();
-  const Lock lock(mutex_);
-  usage.stall_seconds_by_cause = stall_seconds(lock);
-  for (const double seconds : usage.stall_seconds_by_cause) {
-    usage.stall_seconds += seconds;
-  }
-  usage.at_step_end = at_step_end_;
-  usage.demand_fetches = policy_.demand_fetches();
-  for (const Tier tier : all_tiers) {
-    const std::size_t at = index_of(tier);
-    MemoryUsage::OfTier& figures = usage.tiers[at];
-    const Budget& budget = *budgets_[at];
-    figures.capacity = budget.capacity();
-    figures.now = budget.used();
-    figures.peak = budget.peak();
-    figures.step_peak = step_peaks_[at];
-    figures.chunk_peak = policy_.peak_chunk_bytes(tier);
-    for (const Kind kind : all_kinds) {
-      figures.now_by_kind[index_of(kind)] = budget.used(kind);
-      figures.peak_by_kind[index_of(kind)] = budget.peak(kind);
-    }
-  }
-  return usage;
 }
 
 /// Where nothing can be thrown to a caller, an error goes to everybody who asks from now on.
@@ -233,60 +187,6 @@ void AccessStream::submit(Request& request, Lock& lock, AccessOrigin origin) {
   }
   if (request.verdict == Request::Verdict::waiting) {
     await_verdict(request, lock, origin);
-  }
-}
-
-void AccessStream::await_verdict(const Request& request, Lock& lock, AccessOrigin origin) {
-  const auto waits = [&] { return request.verdict == Request::Verdict::waiting; };
-  if (origin == AccessOrigin::background_work) {
-    changed_.wait(lock, [&] { return !waits(); });
-    return;
-  }
-  std::int64_t since_ns = monotonic_ns();
-  for (Wait wait = policy_.wait_of(request); waits();) {
-    changed_.wait(lock);
-    const Wait next = waits() ? policy_.wait_of(request) : wait;
-    if (!waits() || next != wait) {
-      const std::int64_t now_ns = monotonic_ns();
-      note_stall(wait, since_ns, now_ns, lock);
-      since_ns = now_ns;
-      wait = next;
-    }
-  }
-}
-
-void AccessStream::note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept {
-  stalled_ns_[index_of(wait.cause)] += end_ns - begin_ns;
-  if (timeline_ != nullptr) {
-    timeline_->record_stall(wait.cause, begin_ns, end_ns, chunk_name(wait.chunk, lock));
-  }
-}
-
-void AccessStream::note_wait_for_update(std::optional<ChunkId> chunk, std::int64_t begin_ns,
-                                        std::int64_t end_ns) noexcept {
-  const Lock lock(mutex_);
-  note_stall({StallCause::update, chunk}, begin_ns, end_ns, lock);
-}
-
-void AccessStream::note_update(std::optional<ChunkId> parameter, std::int64_t begin_ns, std::int64_t end_ns) noexcept {
-  if (timeline_ != nullptr) {
-    const Lock lock(mutex_);
-    const std::optional<ChunkName> name = chunk_name(parameter, lock);
-    timeline_->record_update(begin_ns, end_ns, name ? std::optional(name->index) : std::nullopt);
-  }
-}
-
-std::optional<ChunkName> AccessStream::chunk_name(std::optional<ChunkId> chunk, const Lock&) const {
-  if (!chunk) {
-    return std::nullopt;
-  }
-  const ChunkInfo& info = policy_.chunk(*chunk).info();
-  return ChunkName{info.kind, info.index};
-}
-
-void AccessStream::sample_usage() noexcept {
-  if (timeline_ != nullptr) {
-    timeline_->sample_if_due();
   }
 }
 

@@ -1,8 +1,8 @@
 /// The only way from above to chunks and to room on the device: acquire, release, allocate, free, step.
 ///
-/// It drives the policy: events go in under one mutex, transfers are started with the transfer service, whose threads
-/// report them done. A failed transfer reaches whoever needs its bytes. Chunks are named by id; where their bytes are
-/// is known while they are pinned.
+/// It drives the policy (access_stream.cpp), and counts what that costs (access_stream_notes.cpp): events go in under
+/// one mutex, transfers are started with the transfer service, whose threads report them done. A failed transfer
+/// reaches whoever needs its bytes. Chunks are named by id; where their bytes are is known while they are pinned.
 ///
 /// Thread-safe. A thread may hold several pins; it is never made to wait for another thread's.
 #pragma once
@@ -127,6 +127,8 @@ class AccessStream {
   void note_wait_for_update(std::optional<ChunkId> chunk, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
   /// The set of chunks in which this parameter chunk is was updated, or (without one) the norm found.
   void note_update(std::optional<ChunkId> parameter, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
+  /// The calling thread, one of the program's, has spent so long on the arithmetic of an update.
+  void note_update_arithmetic(std::int64_t ns) noexcept;
 
   /// Ends a step of the schedule and of the step peaks.
   void step_mark();
@@ -156,7 +158,8 @@ class AccessStream {
   /// Waits for the verdict, and counts that by cause.
   void await_verdict(const Request& request, Lock& lock, AccessOrigin origin);
   void note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept;
-  std::array<double, stall_cause_count> stall_seconds(const Lock& lock) const noexcept;
+  /// What has moved, been waited for and been spent on updates so far.
+  MemoryUsage::AtStepEnd totals(const Lock& lock) const noexcept;
   std::optional<ChunkName> chunk_name(std::optional<ChunkId> chunk, const Lock& lock) const;
   /// Has everything carried out that the policy has decided.
   void carry_out(const Lock& lock);
@@ -179,6 +182,7 @@ class AccessStream {
   SpareRoom* spare_room_ = nullptr;
   std::array<std::uint64_t, tier_count> step_peaks_{};
   std::array<std::int64_t, stall_cause_count> stalled_ns_{};  ///< by cause
+  std::int64_t update_ns_ = 0;                                ///< that the program has spent on updates
   MemoryUsage::AtStepEnd at_step_end_;
   TransferService transfers_;  // last: its threads report to all of the above
 };

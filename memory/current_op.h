@@ -1,4 +1,4 @@
-/// The op that the calling thread is in, so that who waits can be told from what.
+/// The op or call of the session that the calling thread is in, so that what waits can be told.
 ///
 /// Ops nest; beyond a depth that no program reaches they go by the name of those outside. Each thread has its own.
 #pragma once
@@ -26,6 +26,15 @@ class CurrentOp {
  private:
   static inline thread_local std::array<const char*, 32> names_{};
   static inline thread_local std::size_t depth_ = 0;
+};
+
+/// What the calling thread does until this ends, beside the ops in it.
+class OpScope {
+ public:
+  explicit OpScope(const char* name) noexcept { CurrentOp::enter(name); }
+  ~OpScope() { CurrentOp::leave(); }
+  OpScope(const OpScope&) = delete;
+  OpScope& operator=(const OpScope&) = delete;
 };
 
 }  // namespace terrace

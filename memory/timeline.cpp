@@ -31,6 +31,7 @@ std::int64_t end_of(const TimelineEvent& event) {
     std::int64_t operator()(const TransferRecord& transfer) { return transfer.ended_ns; }
     std::int64_t operator()(const StallEvent& stall) { return stall.end_ns; }
     std::int64_t operator()(const StepEvent& step) { return step.end_ns; }
+    std::int64_t operator()(const StepTotals&) { return 0; }  // goes with its step
     std::int64_t operator()(const UpdateEvent& update) { return update.end_ns; }
     std::int64_t operator()(const UsageEvent& usage) { return usage.at_ns; }
   } end;
@@ -67,14 +68,22 @@ void Timeline::record_update(std::int64_t begin_ns, std::int64_t end_ns, std::op
   record(UpdateEvent{.begin_ns = begin_ns, .end_ns = end_ns, .set = set});
 }
 
-void Timeline::end_step() noexcept {
+void Timeline::begin_first_step() noexcept {
+  const Lock lock(mutex_);
+  if (!first_step_began_ && steps_ == 0) {
+    first_step_began_ = true;
+    step_began_ns_ = monotonic_ns();
+  }
+}
+
+void Timeline::end_step(const StepTotals& totals) noexcept {
   if (!keeps_events()) {
     return;
   }
   const Lock lock(mutex_);
   const std::int64_t now_ns = monotonic_ns();
-  push(StepEvent{.begin_ns = step_began_ns_, .end_ns = now_ns, .number = step_}, lock);
-  ++step_;
+  push(StepEvent{.begin_ns = step_began_ns_, .end_ns = now_ns, .number = ++steps_}, lock);
+  push(totals, lock);
   step_began_ns_ = now_ns;
   sample(lock);
 }
@@ -173,11 +182,13 @@ void Timeline::push(const TimelineEvent& event, const Lock& lock) noexcept {
 }
 
 void Timeline::drop_oldest(const Lock&) noexcept {
-  const TimelineEvent oldest = ring_[oldest_];
-  const auto* const first = std::get_if<UsageEvent>(&oldest);
+  const TimelineEvent first = ring_[oldest_];
   const auto goes_too = [&] {
-    const auto* const next = std::get_if<UsageEvent>(&ring_[oldest_]);
-    return count_ > 0 && first != nullptr && next != nullptr && next->at_ns == first->at_ns;
+    const TimelineEvent& next = ring_[oldest_];
+    const auto* const usage = std::get_if<UsageEvent>(&first);
+    const auto* const more_usage = std::get_if<UsageEvent>(&next);
+    return count_ > 0 && (std::holds_alternative<StepTotals>(next) ||
+                          (usage != nullptr && more_usage != nullptr && more_usage->at_ns == usage->at_ns));
   };
   do {
     forget(ring_[oldest_]);

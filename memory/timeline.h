@@ -39,8 +39,10 @@ class Timeline final : public TransferObserver {
   void record_stall(StallCause cause, std::int64_t begin_ns, std::int64_t end_ns,
                     std::optional<ChunkName> chunk) noexcept;
   void record_update(std::int64_t begin_ns, std::int64_t end_ns, std::optional<std::uint32_t> set) noexcept;
+  /// The first step begins here, and not with the timeline; nothing once it has begun.
+  void begin_first_step() noexcept;
   /// A step ends here, and the next begins.
-  void end_step() noexcept;
+  void end_step(const StepTotals& totals) noexcept;
   /// Samples what is used, if it was not a moment ago.
   void sample_if_due() noexcept;
 
@@ -58,7 +60,7 @@ class Timeline final : public TransferObserver {
   void sample(const Lock& lock) noexcept;
   void sample(Tier tier, std::int64_t now_ns, const Lock& lock) noexcept;
   void push(const TimelineEvent& event, const Lock& lock) noexcept;
-  /// Drops the oldest event, and with one of a sample the rest of that.
+  /// Drops the oldest event, with the totals of a step and the rest of a sample.
   void drop_oldest(const Lock& lock) noexcept;
   void forget(const TimelineEvent& event) noexcept;
 
@@ -75,8 +77,9 @@ class Timeline final : public TransferObserver {
   std::int64_t complete_since_ns_;
   UsageByKind usage_before_{};  ///< the oldest event
   UsageByKind usage_now_{};     ///< as last sampled
-  std::uint64_t step_ = 1;
+  std::uint64_t steps_ = 0;     ///< that have ended
   std::int64_t step_began_ns_;
+  bool first_step_began_ = false;
 };
 
 }  // namespace terrace

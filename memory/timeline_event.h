@@ -34,6 +34,12 @@ struct StepEvent {
   std::uint64_t number;  ///< the session's first is 1
 };
 
+/// Follows each step: what there had been in all by its end, also of what the timeline does not hold any more.
+struct StepTotals {
+  std::int64_t stall_ns = 0;
+  std::array<std::uint64_t, link_count> bytes_moved{};
+};
+
 /// A set of chunks was updated, or (without one) the norm of all gradients found.
 struct UpdateEvent {
   std::int64_t begin_ns;
@@ -50,7 +56,7 @@ struct UsageEvent {
   Kind kind;
 };
 
-using TimelineEvent = std::variant<TransferRecord, StallEvent, StepEvent, UpdateEvent, UsageEvent>;
+using TimelineEvent = std::variant<TransferRecord, StallEvent, StepEvent, StepTotals, UpdateEvent, UsageEvent>;
 
 using UsageByKind = std::array<std::array<std::uint64_t, kind_count>, tier_count>;
 

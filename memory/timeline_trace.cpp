@@ -2,37 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
+
+#include "memory/trace_json.h"
 
 namespace terrace {
 namespace {
 
 constexpr int format_version = 1;
-
-std::string quoted(std::string_view text) {
-  std::string result = "\"";
-  for (const char each : text) {
-    if (static_cast<unsigned char>(each) < 0x20) {
-      result += ' ';
-      continue;
-    }
-    if (each == '"' || each == '\\') {
-      result += '\\';
-    }
-    result += each;
-  }
-  return result + '"';
-}
-
-std::string microseconds(std::int64_t ns) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%lld.%03d", static_cast<long long>(ns / 1000), static_cast<int>(ns % 1000));
-  return text;
-}
 
 std::string name_of(const ChunkName& chunk) {
   return std::string(name_of(chunk.kind)) + " " + std::to_string(chunk.index);
@@ -43,21 +25,10 @@ std::string_view name_of(TransferPriority priority) {
   return names[static_cast<std::size_t>(priority)];
 }
 
-/// The members of an object that follow one another.
-class Members {
- public:
-  Members& add(std::string_view key, std::string_view value) { return raw(key, quoted(value)); }
-  Members& add(std::string_view key, std::uint64_t value) { return raw(key, std::to_string(value)); }
-  Members& raw(std::string_view key, std::string_view value) {
-    text_ += (text_.empty() ? "" : ",") + quoted(key) + ":";
-    text_ += value;
-    return *this;
-  }
-  std::string object() const { return "{" + text_ + "}"; }
-
- private:
-  std::string text_;
-};
+/// The groups in which tracks are shown: Chrome's format calls them processes.
+constexpr int program_group = 1;
+constexpr int links_group = 2;
+constexpr int group_of(Tier tier) noexcept { return 3 + static_cast<int>(tier); }
 
 /// One bar of a track.
 struct Slice {
@@ -68,17 +39,32 @@ struct Slice {
 
 class TraceWriter {
  public:
-  TraceWriter(const TimelineSnapshot& timeline, std::ostream& out) : timeline_(timeline), out_(out) {}
+  TraceWriter(const TimelineSnapshot& timeline, std::ostream& out)
+      : timeline_(timeline), out_(out), ever_used_(timeline.usage) {
+    std::uint64_t step = 0;
+    for (const TimelineEvent& event : timeline.events) {
+      if (const auto* const usage = std::get_if<UsageEvent>(&event)) {
+        ever_used_[index_of(usage->tier)][index_of(usage->kind)] |= usage->bytes;
+      } else if (const auto* const ended = std::get_if<StepEvent>(&event)) {
+        step = ended->number;
+      } else if (const auto* const totals = std::get_if<StepTotals>(&event)) {
+        totals_[step] = *totals;
+      }
+    }
+  }
 
   void write() {
-    out_ << "{\"traceEvents\":[\n{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"terrace\"}}";
-    write_slices("steps", slices_of<StepEvent>());
-    write_slices("stalls", slices_of<StallEvent>());
-    write_slices("update", slices_of<UpdateEvent>());
+    out_ << "{\"traceEvents\":[";
+    name_group(program_group, "program");
+    name_group(links_group, "links");
+    write_slices(program_group, "steps", slices_of<StepEvent>());
+    write_slices(program_group, "stalls", slices_of<StallEvent>());
+    write_slices(program_group, "update", slices_of<UpdateEvent>());
     for (const Link link : all_links) {
-      write_slices(name_of(link), transfers([&](const TransferRecord& each) { return crosses(each, link); }));
+      write_slices(links_group, name_of(link),
+                   transfers([&](const TransferRecord& each) { return crosses(each, link); }));
     }
-    write_slices("zeroed", transfers([](const TransferRecord& each) { return each.fill; }));
+    write_slices(links_group, "zeroed", transfers([](const TransferRecord& each) { return each.fill; }));
     write_counters();
     out_ << "\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":" << other_data() << "}\n";
   }
@@ -126,7 +112,7 @@ class TraceWriter {
   }
 
   /// Each slice goes on the first row that is free when it begins.
-  void write_slices(std::string_view track, std::vector<Slice> slices) {
+  void write_slices(int group, std::string_view track, std::vector<Slice> slices) {
     const int first_row = ++tracks_ * rows_a_track;
     std::stable_sort(slices.begin(), slices.end(),
                      [](const Slice& a, const Slice& b) { return a.begin_ns < b.begin_ns; });
@@ -139,50 +125,54 @@ class TraceWriter {
         free_from.push_back(0);
       }
       free_from[row] = slice.end_ns;
-      write_slice(slice, track, first_row + static_cast<int>(row));
+      write_slice(slice, group, track, first_row + static_cast<int>(row));
     }
     for (std::size_t row = 0; row < std::max<std::size_t>(free_from.size(), 1); ++row) {
-      name_row(first_row + static_cast<int>(row), std::string(track) + (row == 0 ? "" : " " + std::to_string(row + 1)));
+      name_row(group, first_row + static_cast<int>(row),
+               std::string(track) + (row == 0 ? "" : " " + std::to_string(row + 1)));
     }
   }
 
-  void name_row(int row, const std::string& name) {
-    const auto write = [&](std::string_view what, const std::string& arguments) {
-      begin_event("M", what) << ",\"tid\":" << row << ",\"args\":" << arguments << "}";
-    };
-    write("thread_name", Members().add("name", name).object());
-    write("thread_sort_index", Members().raw("sort_index", std::to_string(row)).object());
+  void name_group(int group, std::string_view name) {
+    begin_event("M", group, "process_name") << ",\"args\":" << JsonObject().add("name", name).text() << "}";
+    begin_event("M", group, "process_sort_index") << ",\"args\":{\"sort_index\":" << group << "}}";
   }
 
-  void write_slice(const Slice& slice, std::string_view track, int row) {
+  void name_row(int group, int row, const std::string& name) {
+    begin_event("M", group, "thread_name")
+        << ",\"tid\":" << row << ",\"args\":" << JsonObject().add("name", name).text() << "}";
+    begin_event("M", group, "thread_sort_index") << ",\"tid\":" << row << ",\"args\":{\"sort_index\":" << row << "}}";
+  }
+
+  void write_slice(const Slice& slice, int group, std::string_view track, int row) {
     const auto [name, category, arguments] =
         std::visit([&](const auto& event) { return describe(event, track); }, *slice.event);
-    begin_event("X", name) << ",\"cat\":\"" << category << "\",\"tid\":" << row
-                           << ",\"ts\":" << microseconds(slice.begin_ns - timeline_.origin_ns)
-                           << ",\"dur\":" << microseconds(slice.end_ns - slice.begin_ns)
-                           << ",\"args\":" << arguments.object() << "}";
+    begin_event("X", group, name) << ",\"cat\":\"" << category << "\",\"tid\":" << row
+                                  << ",\"ts\":" << json_microseconds(slice.begin_ns - timeline_.origin_ns)
+                                  << ",\"dur\":" << json_microseconds(slice.end_ns - slice.begin_ns)
+                                  << ",\"args\":" << arguments.text() << "}";
   }
 
   struct Description {
     std::string name;
     std::string_view category;
-    Members arguments;
+    JsonObject arguments;
   };
 
   static Description describe(const TransferRecord& transfer, std::string_view track) {
-    Members arguments;
+    JsonObject arguments;
     arguments.add("bytes", transfer.bytes);
     if (!transfer.fill) {
       arguments.add("link", track).add("from", name_of(transfer.from));
     }
     arguments.add("to", name_of(transfer.to))
         .add("priority", name_of(transfer.priority))
-        .raw("queued_us", microseconds(std::max(transfer.started_ns, transfer.queued_ns) - transfer.queued_ns))
+        .raw("queued_us", json_microseconds(std::max(transfer.started_ns, transfer.queued_ns) - transfer.queued_ns))
         .raw("failed", transfer.failed ? "true" : "false");
     return {name_of(ChunkName{transfer.kind, transfer.index}), transfer.fill ? "zeroed" : "transfer", arguments};
   }
   static Description describe(const StallEvent& stall, std::string_view) {
-    Members arguments;
+    JsonObject arguments;
     if (*stall.op != '\0') {
       arguments.add("op", stall.op);
     }
@@ -191,20 +181,31 @@ class TraceWriter {
     }
     return {std::string(name_of(stall.cause)), "stall", arguments};
   }
-  static Description describe(const StepEvent& step, std::string_view) {
-    return {"step " + std::to_string(step.number), "step", Members().add("number", step.number)};
+  Description describe(const StepEvent& step, std::string_view) const {
+    JsonObject arguments;
+    arguments.add("number", step.number);
+    if (const auto found = totals_.find(step.number); found != totals_.end()) {
+      JsonObject moved;
+      for (const Link link : all_links) {
+        moved.add(name_of(link), found->second.bytes_moved[index_of(link)]);
+      }
+      arguments.raw("stall_us_so_far", json_microseconds(found->second.stall_ns));
+      arguments.raw("bytes_moved_so_far", moved.text());
+    }
+    return {"step " + std::to_string(step.number), "step", arguments};
   }
   static Description describe(const UpdateEvent& update, std::string_view) {
     return {update.set ? "update " + std::to_string(*update.set) : "norm", "update", {}};
   }
+  static Description describe(const StepTotals&, std::string_view) { return {}; }
   static Description describe(const UsageEvent&, std::string_view) { return {}; }
 
   void write_counters() {
     UsageByKind usage = timeline_.usage;
-    const UsageByKind ever = ever_used();
     for (const Tier tier : all_tiers) {
-      if (timeline_.budgets[index_of(tier)] > 0) {
-        write_usage(tier, timeline_.complete_since_ns, usage, ever);
+      if (is_shown(tier)) {
+        name_group(group_of(tier), name_of(tier));
+        write_usage(tier, timeline_.complete_since_ns, usage);
       }
     }
     for (std::size_t at = 0; at < timeline_.events.size(); ++at) {
@@ -213,61 +214,61 @@ class TraceWriter {
         continue;
       }
       usage[index_of(event->tier)][index_of(event->kind)] = event->bytes;
-      const auto* const next =
-          at + 1 < timeline_.events.size() ? std::get_if<UsageEvent>(&timeline_.events[at + 1]) : nullptr;
+      const bool is_last = at + 1 == timeline_.events.size();
+      const auto* const next = is_last ? nullptr : std::get_if<UsageEvent>(&timeline_.events[at + 1]);
       if (next == nullptr || next->at_ns != event->at_ns || next->tier != event->tier) {
-        write_usage(event->tier, event->at_ns, usage, ever);
-        write_counter(event->tier, " peak bytes", event->at_ns, Members().add("peak", event->tier_peak));
+        write_usage(event->tier, event->at_ns, usage);
+        write_counter(event->tier, "peak", event->at_ns, JsonObject().add("bytes", event->tier_peak));
       }
     }
   }
 
-  /// Which kinds are to be shown: those that are not 0 throughout.
-  UsageByKind ever_used() const {
-    UsageByKind ever = timeline_.usage;
-    for (const TimelineEvent& event : timeline_.events) {
-      if (const auto* const usage = std::get_if<UsageEvent>(&event)) {
-        ever[index_of(usage->tier)][index_of(usage->kind)] |= usage->bytes;
-      }
-    }
-    return ever;
-  }
+  bool is_shown(Tier tier) const { return timeline_.budgets[index_of(tier)] > 0; }
 
-  void write_usage(Tier tier, std::int64_t at_ns, const UsageByKind& usage, const UsageByKind& ever) {
-    Members kinds;
+  void write_usage(Tier tier, std::int64_t at_ns, const UsageByKind& usage) {
+    JsonObject kinds;
+    std::uint64_t total = 0;
     for (const Kind kind : all_kinds) {
-      if (ever[index_of(tier)][index_of(kind)] != 0) {
-        kinds.add(name_of(kind), usage[index_of(tier)][index_of(kind)]);
+      const std::uint64_t bytes = usage[index_of(tier)][index_of(kind)];
+      total += bytes;
+      if (ever_used_[index_of(tier)][index_of(kind)] != 0) {
+        kinds.add(name_of(kind), bytes);
       }
     }
-    write_counter(tier, " bytes", at_ns, kinds);
+    write_counter(tier, "bytes", at_ns, kinds);
+    write_counter(tier, "total", at_ns, JsonObject().add("bytes", total));
+    write_counter(tier, "budget", at_ns, JsonObject().add("bytes", timeline_.budgets[index_of(tier)]));
   }
 
-  void write_counter(Tier tier, std::string_view of, std::int64_t at_ns, const Members& values) {
-    begin_event("C", std::string(name_of(tier)).append(of))
-        << ",\"ts\":" << microseconds(at_ns - timeline_.origin_ns) << ",\"args\":" << values.object() << "}";
+  void write_counter(Tier tier, const char* what, std::int64_t at_ns, const JsonObject& values) {
+    begin_event("C", group_of(tier), std::string(name_of(tier)) + " " + what)
+        << ",\"ts\":" << json_microseconds(at_ns - timeline_.origin_ns) << ",\"args\":" << values.text() << "}";
   }
 
-  std::ostream& begin_event(std::string_view phase, std::string_view name) {
-    return out_ << ",\n{\"ph\":\"" << phase << "\",\"pid\":1,\"name\":" << quoted(name);
+  std::ostream& begin_event(std::string_view phase, int group, std::string_view name) {
+    return out_ << (std::exchange(is_first_, false) ? "\n" : ",\n") << "{\"ph\":\"" << phase << "\",\"pid\":" << group
+                << ",\"name\":" << json_quoted(name);
   }
 
   std::string other_data() const {
-    Members budgets;
+    JsonObject budgets;
     for (const Tier tier : all_tiers) {
       budgets.add(name_of(tier), timeline_.budgets[index_of(tier)]);
     }
-    return Members()
+    return JsonObject()
         .add("version", std::uint64_t{format_version})
-        .raw("budget_bytes", budgets.object())
+        .raw("budget_bytes", budgets.text())
         .add("dropped_events", timeline_.dropped)
-        .raw("complete_since_us", microseconds(timeline_.complete_since_ns - timeline_.origin_ns))
-        .object();
+        .raw("complete_since_us", json_microseconds(timeline_.complete_since_ns - timeline_.origin_ns))
+        .text();
   }
 
   const TimelineSnapshot& timeline_;
   std::ostream& out_;
+  UsageByKind ever_used_;                       ///< not 0 for the kinds that are to be shown
+  std::map<std::uint64_t, StepTotals> totals_;  ///< by the step's number
   int tracks_ = 0;
+  bool is_first_ = true;
 };
 
 }  // namespace

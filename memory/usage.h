@@ -38,13 +38,17 @@ class MemoryUsage {
 
   std::array<OfTier, tier_count> tiers{};
   Moved bytes_moved{};
-  /// Time that the program has waited, since the session began; by cause it sums to the whole.
+  /// Time that the program has waited, since the session began; by cause it sums to the whole. Where several of its
+  /// threads wait at once, each counts.
   double stall_seconds = 0;
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
+  /// Time that the program's threads have spent on updates themselves, without what they waited for in them.
+  double update_seconds = 0;
   /// What these were when the last step ended: a step's own figures are the differences from one end to the next.
   struct AtStepEnd {
     Moved bytes_moved{};
     std::array<double, stall_cause_count> stall_seconds_by_cause{};
+    double update_seconds = 0;
 
     std::uint64_t moved(Link link) const { return sum_over_kinds(bytes_moved, link); }
   };

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <map>
 
+#include "base/clock.h"
 #include "optimizer/gradient_norm.h"
 
 namespace terrace {
@@ -59,6 +60,24 @@ void update_bf16(const Pin& pin, const Segment& segment, const AdamWStep& step) 
                  operands[3].address<float>(element), count);
   });
 }
+
+/// Counts the time until its end, where it is a thread of the program's that updates.
+class OwnArithmetic {
+ public:
+  OwnArithmetic(AccessStream& stream, AccessOrigin origin) : stream_(stream), origin_(origin) {}
+  OwnArithmetic(const OwnArithmetic&) = delete;
+  OwnArithmetic& operator=(const OwnArithmetic&) = delete;
+  ~OwnArithmetic() {
+    if (origin_ != AccessOrigin::background_work) {
+      stream_.note_update_arithmetic(stopwatch_.elapsed_ns());
+    }
+  }
+
+ private:
+  AccessStream& stream_;
+  const AccessOrigin origin_;
+  const Stopwatch stopwatch_;
+};
 
 /// An optimizer begins without states, whatever one before it has left in the run.
 void clear_states(const Pin& pin, const Segment& segment) {
@@ -118,6 +137,7 @@ void QueuedUpdate::find_norm(AccessOrigin origin) {
   for (const Item& item : items_) {
     const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
     const Pin pin = stream_.acquire(accesses, origin);
+    const OwnArithmetic arithmetic(stream_, origin);
     const std::array operands{Operand{&pin, 0, item.chunks.master ? sizeof(std::uint16_t) : sizeof(float)}};
     for (const auto& [position, segment] : item.segments) {
       SquaredNorm squared;
@@ -138,6 +158,15 @@ void QueuedUpdate::find_norm(AccessOrigin origin) {
 void QueuedUpdate::update(std::size_t at, AccessOrigin origin) {
   Item& item = items_[at];
   const Pin pin = stream_.acquire(item.accesses, origin);
+  {
+    const OwnArithmetic arithmetic(stream_, origin);
+    update(item, pin);
+  }
+  // While it is pinned: a gradient that dies with this is not evicted first.
+  item.segments.clear();
+}
+
+void QueuedUpdate::update(const Item& item, const Pin& pin) const {
   for (const auto& [position, segment] : item.segments) {
     if (segment.step == 1) {
       clear_states(pin, segment);
@@ -145,8 +174,6 @@ void QueuedUpdate::update(std::size_t at, AccessOrigin origin) {
     const AdamWStep step(segment.options, segment.step, scale_);
     item.chunks.master ? update_bf16(pin, segment, step) : update_fp32(pin, segment, step);
   }
-  // While it is pinned: a gradient that dies with this is not evicted first.
-  item.segments.clear();
 }
 
 }  // namespace terrace

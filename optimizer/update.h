@@ -65,6 +65,8 @@ class QueuedUpdate {
     std::vector<std::pair<std::size_t, Segment>> segments;  ///< with their positions in parameter order
   };
 
+  void update(const Item& item, const Pin& pin) const;
+
   AccessStream& stream_;
   std::vector<Item> items_;
   std::size_t segment_count_;

@@ -21,6 +21,7 @@ struct StepMetrics {
   double seconds = 0;
   double stall_seconds = 0;  ///< of this step: the sum by cause
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
+  double update_seconds = 0;                            ///< of this step, by the program's own thread
   std::array<std::uint64_t, tier_count> peak_bytes{};   ///< of this step
   std::array<std::uint64_t, link_count> bytes_moved{};  ///< in this step
 

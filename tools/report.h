@@ -35,7 +35,8 @@ struct Report {
   double seconds = 0;  ///< of all steps
   double stall_seconds = 0;
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
-  double loss = 0;  ///< of the last step
+  double update_seconds = 0;  ///< by the program's own thread
+  double loss = 0;            ///< of the last step
   std::optional<HeldOut> held_out;
   std::optional<std::string> sample;
   std::optional<SavedCheckpoint> checkpoint;

@@ -183,6 +183,7 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
     report.tokens += step.tokens;
     report.seconds += step.seconds;
     report.stall_seconds += step.stall_seconds;
+    report.update_seconds += step.update_seconds;
     for (const StallCause cause : all_stall_causes) {
       report.stall_seconds_by_cause[index_of(cause)] += step.stall_seconds_by_cause[index_of(cause)];
     }
@@ -211,6 +212,7 @@ std::array<std::uint64_t, tier_count> spare_bytes(const Config& config) {
 RunFacts facts_of(const Report& report, const Config& config) {
   return {.config = config,
           .seconds = report.seconds,
+          .update_seconds = report.update_seconds,
           .stall_seconds_by_cause = report.stall_seconds_by_cause,
           .usage = report.usage,
           .spare_bytes = spare_bytes(config),

@@ -48,7 +48,9 @@ Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
   if (!unmanaged) session_.emplace(config);
   typed([&] { build(); });
   const MemoryUsage built = usage();
-  counted_ = {.bytes_moved = built.bytes_moved, .stall_seconds_by_cause = built.stall_seconds_by_cause};
+  counted_ = {.bytes_moved = built.bytes_moved,
+              .stall_seconds_by_cause = built.stall_seconds_by_cause,
+              .update_seconds = built.update_seconds};
 }
 
 void Training::build() {
@@ -94,6 +96,7 @@ StepMetrics Training::step() {
     seconds = counted_.stall_seconds_by_cause[index_of(cause)] - before.stall_seconds_by_cause[index_of(cause)];
     metrics.stall_seconds += seconds;
   }
+  metrics.update_seconds = counted_.update_seconds - before.update_seconds;
   for (const Tier tier : all_tiers) metrics.peak_bytes[index_of(tier)] = now.step_peak(tier);
   for (const Link link : all_links) metrics.bytes_moved[index_of(link)] = counted_.moved(link) - before.moved(link);
   metrics.seconds = watch.elapsed_seconds();

@@ -111,6 +111,7 @@ void Training::leave_out_of_steps(const MemoryUsage& before) {
   for (std::size_t cause = 0; cause < now.stall_seconds_by_cause.size(); ++cause) {
     counted_.stall_seconds_by_cause[cause] += now.stall_seconds_by_cause[cause] - before.stall_seconds_by_cause[cause];
   }
+  counted_.update_seconds += now.update_seconds - before.update_seconds;
   for (std::size_t link = 0; link < now.bytes_moved.size(); ++link) {
     for (std::size_t kind = 0; kind < now.bytes_moved[link].size(); ++kind) {
       counted_.bytes_moved[link][kind] += now.bytes_moved[link][kind] - before.bytes_moved[link][kind];

@@ -86,6 +86,14 @@ TEST(Config, a_path_that_is_none_names_its_own_line) {
   EXPECT_EQ(parse_error("data.paths = [\"\"]").find("t.toml:1: data.paths: found \"\"; accepted: "), 0U);
 }
 
+TEST(Config, a_timeline_holds_something_or_nothing) {
+  EXPECT_EQ(Config::parse("timeline.memory = '0B'").timeline.memory, 0U);
+  EXPECT_EQ(Config::parse("timeline.memory = '16KiB'").timeline.memory, 16U << 10);
+  EXPECT_EQ(Config::parse("timeline.memory = 'auto'").timeline.memory, std::nullopt);
+  EXPECT_EQ(parse_error("timeline.memory = '1KiB'"),
+            "t.toml:1: timeline.memory: found \"1KiB\"; accepted: a size of at least \"16KiB\", \"0B\", or \"auto\"");
+}
+
 TEST(Config, a_bad_size_says_why_and_what_is_accepted) {
   const std::string error = parse_error("host.memory = \"12XB\"");
   EXPECT_EQ(error.find("t.toml:1: host.memory: \"12XB\" is not a size: unknown unit \"XB\"; accepted: a size"), 0U);

@@ -39,6 +39,8 @@ update = "immediate"
 [io]
 engine = "threads"
 prefetch = 3
+[timeline]
+memory = "64KiB"
 [log]
 level = "debug"
 [model]
@@ -71,6 +73,7 @@ Config every_key() {
                       2ULL << 20};
   config.optimizer = {"immediate"};
   config.io = {"threads", 3};
+  config.timeline = {64 << 10};
   config.log = {LogLevel::debug};
   config.model = {"gpt", 12, 6, 384, 128, "bfloat16"};
   config.data = {{"text"}, "bytes"};
@@ -87,6 +90,7 @@ TEST(Config, has_a_default_for_every_key) {
   EXPECT_EQ(config.device.link, std::nullopt);
   EXPECT_EQ(config.optimizer.update, "deferred");
   EXPECT_EQ(config.io, (Config::Io{"auto", 8}));
+  EXPECT_EQ(config.timeline.memory, std::nullopt);
   EXPECT_EQ(config.log.level, LogLevel::info);
   EXPECT_EQ(config.model, (Config::Model{"gpt", 4, 4, 256, 256, "float32"}));
   EXPECT_EQ(config.train, (Config::Train{100, 4, 1, 1, 1e-3, 0, 0.1, 1.0}));

@@ -74,9 +74,9 @@ class TimelineTest : public testing::Test {
 };
 
 TEST_F(TimelineTest, tells_steps_in_order_without_gaps) {
-  timeline.end_step();
-  timeline.end_step();
-  timeline.end_step();
+  timeline.end_step({});
+  timeline.end_step({});
+  timeline.end_step({});
   const TimelineSnapshot snapshot = timeline.snapshot();
   const auto steps = all_of<StepEvent>(snapshot);
   ASSERT_EQ(steps.size(), 3u);
@@ -85,6 +85,19 @@ TEST_F(TimelineTest, tells_steps_in_order_without_gaps) {
     EXPECT_LE(steps[i].begin_ns, steps[i].end_ns);
     EXPECT_EQ(steps[i].begin_ns, i > 0 ? steps[i - 1].end_ns : snapshot.origin_ns);
   }
+}
+
+TEST_F(TimelineTest, the_first_step_begins_when_it_is_said_to) {
+  timeline.begin_first_step();
+  timeline.end_step({.stall_ns = 5, .bytes_moved = {1, 2, 3, 4}});
+  timeline.begin_first_step();  // too late
+  timeline.end_step({});
+  const TimelineSnapshot snapshot = timeline.snapshot();
+  const auto steps = all_of<StepEvent>(snapshot);
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_GE(steps[0].begin_ns, snapshot.origin_ns);
+  EXPECT_EQ(steps[1].begin_ns, steps[0].end_ns);
+  EXPECT_EQ(all_of<StepTotals>(snapshot)[0].stall_ns, 5);
 }
 
 TEST_F(TimelineTest, tells_in_which_op_a_thread_was_stalled) {
@@ -117,10 +130,10 @@ TEST(CurrentOp, survives_more_nesting_than_it_names) {
 TEST_F(TimelineTest, stores_what_changed_of_what_is_used) {
   ASSERT_TRUE(device.try_reserve(Kind::parameter, 10 * KiB));
   ASSERT_TRUE(host.try_reserve(Kind::other, 20 * KiB));
-  timeline.end_step();
+  timeline.end_step({});
   ASSERT_TRUE(device.try_reserve(Kind::gradient, 5 * KiB));
-  timeline.end_step();
-  timeline.end_step();
+  timeline.end_step({});
+  timeline.end_step({});
   const TimelineSnapshot snapshot = timeline.snapshot();
   const auto usage = all_of<UsageEvent>(snapshot);
   ASSERT_EQ(usage.size(), 3u);
@@ -131,11 +144,11 @@ TEST_F(TimelineTest, stores_what_changed_of_what_is_used) {
 }
 
 TEST_F(TimelineTest, knows_the_highest_use_between_two_samples) {
-  timeline.end_step();
+  timeline.end_step({});
   ASSERT_TRUE(device.try_reserve(Kind::activation, 60 * KiB));
   device.release(Kind::activation, 60 * KiB);
-  timeline.end_step();
-  timeline.end_step();
+  timeline.end_step({});
+  timeline.end_step({});
   const auto usage = all_of<UsageEvent>(timeline.snapshot());
   ASSERT_EQ(usage.size(), 1u);
   EXPECT_EQ(usage[0].tier_peak, 60 * KiB);
@@ -174,14 +187,14 @@ TEST_F(SmallTimeline, begins_with_what_the_dropped_events_said_was_used) {
 }
 
 TEST_F(SmallTimeline, never_allocates_beyond_what_it_was_given) {
-  for (int i = 0; i < 1000; ++i) timeline.end_step();
+  for (int i = 0; i < 1000; ++i) timeline.end_step({});
   EXPECT_LE(timeline.snapshot().events.size() * sizeof(TimelineEvent), Timeline::least_bytes);
 }
 
 TEST(Timeline, keeps_nothing_without_memory) {
   Budget budget(Tier::device, KiB);
   Timeline timeline(0, {&budget, &budget, &budget});
-  timeline.end_step();
+  timeline.end_step({});
   timeline.record_stall(StallCause::update, 1, 2, std::nullopt);
   timeline.on_transfer(transfer(Tier::host, Tier::device, 1, 2));
   timeline.sample_if_due();
@@ -278,6 +291,41 @@ TEST(TimelineTrace, keeps_what_is_zeroed_apart_from_links) {
   const std::string trace = trace_of(snapshot);
   EXPECT_EQ(lines_with(trace, {"\"cat\":\"zeroed\""}).size(), 1u);
   EXPECT_THAT(trace, Not(HasSubstr("\"link\":")));
+}
+
+TEST(TimelineTrace, a_step_has_what_had_been_moved_and_waited_for_by_its_end) {
+  const TimelineSnapshot snapshot{.origin_ns = 0,
+                                  .complete_since_ns = 0,
+                                  .dropped = 0,
+                                  .budgets = {},
+                                  .usage = {},
+                                  .events = {StepEvent{.begin_ns = 1000, .end_ns = 3500, .number = 9},
+                                             StepTotals{.stall_ns = 1234, .bytes_moved = {1, 2, 3, 4}}}};
+  const auto lines = lines_with(trace_of(snapshot), {"\"name\":\"step 9\""});
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], HasSubstr("\"ts\":1.000,\"dur\":2.500"));
+  EXPECT_THAT(lines[0], HasSubstr("\"stall_us_so_far\":1.234,\"bytes_moved_so_far\":{\"nvme→host\":1,"));
+}
+
+TEST(TimelineTrace, counts_each_tier_by_kind_beside_its_budget) {
+  const TimelineSnapshot snapshot{
+      .origin_ns = 0,
+      .complete_since_ns = 0,
+      .dropped = 0,
+      .budgets = {100, 0, 0},
+      .usage = {},
+      .events = {UsageEvent{.at_ns = 2000, .bytes = 30, .tier_peak = 90, .tier = Tier::device, .kind = Kind::parameter},
+                 UsageEvent{.at_ns = 2000, .bytes = 12, .tier_peak = 90, .tier = Tier::device, .kind = Kind::other}}};
+  const std::string trace = trace_of(snapshot);
+  EXPECT_EQ(lines_with(trace, {"\"ph\":\"C\"", "\"name\":\"device bytes\"", "\"ts\":2.000",
+                               "\"args\":{\"parameter\":30,\"other\":12}"})
+                .size(),
+            1u)
+      << "one sample";
+  EXPECT_EQ(lines_with(trace, {"\"device total\"", "\"ts\":2.000", "{\"bytes\":42}"}).size(), 1u);
+  EXPECT_EQ(lines_with(trace, {"\"device peak\"", "{\"bytes\":90}"}).size(), 1u);
+  EXPECT_EQ(lines_with(trace, {"\"device budget\"", "{\"bytes\":100}"}).size(), 2u);
+  EXPECT_TRUE(lines_with(trace, {"\"host bytes\""}).empty()) << "a tier that is not there";
 }
 
 TEST(TimelineTrace, quotes_the_names_of_ops) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -138,6 +139,39 @@ TEST(Reservation, moves_without_giving_back_or_taking_twice) {
   EXPECT_EQ(budget.used(Kind::activation), 0u);
   third = Reservation();
   EXPECT_EQ(budget.used(), 0u);
+}
+
+TEST(Budget, the_sample_peak_is_that_since_the_last_sample) {
+  Budget budget(Tier::device, 100);
+  ASSERT_TRUE(budget.try_reserve(Kind::parameter, 40));
+  ASSERT_TRUE(budget.try_reserve(Kind::other, 50));
+  budget.release(Kind::other, 50);
+  EXPECT_EQ(budget.take_sample_peak(), 90u);
+  EXPECT_EQ(budget.take_sample_peak(), 40u);
+  EXPECT_EQ(budget.take_step_peak(), 90u) << "it has its own";
+}
+
+TEST(Budget, what_each_kind_uses_is_never_seen_above_the_capacity) {
+  Budget budget(Tier::device, 100);
+  std::atomic<bool> done = false;
+  const auto use = [&](Kind kind) {
+    while (!done) {
+      if (budget.try_reserve(kind, 70)) budget.release(kind, 70);
+    }
+  };
+  std::thread first(use, Kind::parameter);
+  std::thread second(use, Kind::other);
+  for (int i = 0; i < 20'000; ++i) {
+    if (const auto used = budget.used_by_kind()) {
+      EXPECT_LE(std::accumulate(used->begin(), used->end(), std::uint64_t{0}), 100u);
+    }
+  }
+  done = true;
+  first.join();
+  second.join();
+  const auto used = budget.used_by_kind();
+  ASSERT_TRUE(used.has_value());
+  EXPECT_EQ(std::accumulate(used->begin(), used->end(), std::uint64_t{0}), 0u);
 }
 
 TEST(Reservation, a_refusal_says_who_holds_what_and_the_setting_that_is_enough) {

@@ -455,6 +455,7 @@ TEST(UpdateStalls, are_for_the_chunks_own_reasons_where_the_program_updates_by_i
     queue.finish();
     EXPECT_GT(stalled(world, StallCause::nvme_to_host), before);
     EXPECT_EQ(stalled(world, StallCause::update), 0) << "to compute is not to wait";
+    EXPECT_GT(world.world.stream.usage().update_seconds, 0);
   }
 }
 
@@ -471,6 +472,27 @@ TEST(UpdateStalls, are_not_what_the_background_waits_for) {
   queue.submit(std::move(job));
   for (std::promise<void>& each : gone) each.get_future().wait();
   EXPECT_EQ(world.world.stream.usage().stall_seconds, before);
+  EXPECT_EQ(world.world.stream.usage().update_seconds, 0);
+}
+
+TEST(UpdateStalls, are_told_from_the_updates_by_the_timeline) {
+  StreamSizes sizes = roomy;
+  sizes.timeline_bytes = 1 << 20;
+  UpdateWorld world(sizes);
+  world.add_sets(3);
+  UpdateQueue queue(world.world.stream, false);
+  queue.submit(world.job(1, clipping, world.all()));
+  queue.finish();
+  std::vector<std::optional<std::uint32_t>> updated;
+  std::int64_t last_ns = 0;
+  for (const TimelineEvent& event : world.world.timeline.snapshot().events) {
+    if (const auto* const update = std::get_if<UpdateEvent>(&event)) {
+      updated.push_back(update->set);
+      EXPECT_LE(last_ns, update->begin_ns) << "one at a time";
+      last_ns = update->end_ns;
+    }
+  }
+  EXPECT_THAT(updated, ElementsAre(std::nullopt, 0, 1, 2)) << "the norm first";
 }
 
 // ---- The order of sets
