@@ -159,7 +159,7 @@ class AccessStream {
   void await_verdict(const Request& request, Lock& lock, AccessOrigin origin);
   void note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept;
   /// What has moved, been waited for and been spent on updates so far.
-  MemoryUsage::AtStepEnd totals(const Lock& lock) const noexcept;
+  MemoryUsage::AtStepEnd totals(const Lock& lock, std::int64_t* at_ns = nullptr) const;
   std::optional<ChunkName> chunk_name(std::optional<ChunkId> chunk, const Lock& lock) const;
   /// Has everything carried out that the policy has decided.
   void carry_out(const Lock& lock);

@@ -78,17 +78,18 @@ void AccessStream::step_mark() {
   for (const Tier tier : all_tiers) {
     step_peaks_[index_of(tier)] = budgets_[index_of(tier)]->take_step_peak();
   }
-  at_step_end_ = totals(lock);
+  std::int64_t now_ns = 0;
+  at_step_end_ = totals(lock, &now_ns);
   if (timeline_ != nullptr) {
     timeline_->end_step(
-        {.stall_ns = std::accumulate(stalled_ns_.begin(), stalled_ns_.end(), std::int64_t{0}),
-         .bytes_moved = {at_step_end_.moved(Link::nvme_to_host), at_step_end_.moved(Link::host_to_nvme),
-                         at_step_end_.moved(Link::host_to_device), at_step_end_.moved(Link::device_to_host)}});
+        now_ns, {.stall_ns = std::accumulate(stalled_ns_.begin(), stalled_ns_.end(), std::int64_t{0}),
+                 .bytes_moved = {at_step_end_.moved(Link::nvme_to_host), at_step_end_.moved(Link::host_to_nvme),
+                                 at_step_end_.moved(Link::host_to_device), at_step_end_.moved(Link::device_to_host)}});
   }
 }
 
-MemoryUsage::AtStepEnd AccessStream::totals(const Lock&) const noexcept {
-  MemoryUsage::AtStepEnd totals{.bytes_moved = transfers_.moved(), .update_seconds = seconds(update_ns_)};
+MemoryUsage::AtStepEnd AccessStream::totals(const Lock&, std::int64_t* at_ns) const {
+  MemoryUsage::AtStepEnd totals{.bytes_moved = transfers_.moved(at_ns), .update_seconds = seconds(update_ns_)};
   std::transform(stalled_ns_.begin(), stalled_ns_.end(), totals.stall_seconds_by_cause.begin(), seconds);
   return totals;
 }

@@ -76,15 +76,14 @@ void Timeline::begin_first_step() noexcept {
   }
 }
 
-void Timeline::end_step(const StepTotals& totals) noexcept {
+void Timeline::end_step(std::int64_t end_ns, const StepTotals& totals) noexcept {
   if (!keeps_events()) {
     return;
   }
   const Lock lock(mutex_);
-  const std::int64_t now_ns = monotonic_ns();
-  push(StepEvent{.begin_ns = step_began_ns_, .end_ns = now_ns, .number = ++steps_}, lock);
+  push(StepEvent{.begin_ns = step_began_ns_, .end_ns = end_ns, .number = ++steps_}, lock);
   push(totals, lock);
-  step_began_ns_ = now_ns;
+  step_began_ns_ = end_ns;
   sample(lock);
 }
 

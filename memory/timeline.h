@@ -41,8 +41,8 @@ class Timeline final : public TransferObserver {
   void record_update(std::int64_t begin_ns, std::int64_t end_ns, std::optional<std::uint32_t> set) noexcept;
   /// The first step begins here, and not with the timeline; nothing once it has begun.
   void begin_first_step() noexcept;
-  /// A step ends here, and the next begins.
-  void end_step(const StepTotals& totals) noexcept;
+  /// A step has ended, with these totals, and the next began.
+  void end_step(std::int64_t end_ns, const StepTotals& totals) noexcept;
   /// Samples what is used, if it was not a moment ago.
   void sample_if_due() noexcept;
 

@@ -72,14 +72,12 @@ void TransferBoard::wait_until_idle() {
   all_ended_.wait(lock, [&] { return jobs_.empty(); });
 }
 
-TransferBoard::Moved TransferBoard::moved() const {
-  Moved moved{};
-  for (std::size_t link = 0; link < link_count; ++link) {
-    for (std::size_t kind = 0; kind < kind_count; ++kind) {
-      moved[link][kind] = moved_[link][kind].load(std::memory_order_relaxed);
-    }
+TransferBoard::Moved TransferBoard::moved(std::int64_t* at_ns) const {
+  const Lock lock(mutex_);
+  if (at_ns != nullptr) {
+    *at_ns = monotonic_ns();
   }
-  return moved;
+  return moved_;
 }
 
 bool TransferBoard::begin(const TransferBlock& block) {
@@ -135,17 +133,16 @@ void TransferBoard::end(TransferBlock block, std::exception_ptr error) {
 void TransferBoard::finish(TransferJob& job) {
   const TransferRequest& request = job.request;
   TransferPriority priority;
+  std::int64_t ended_ns = 0;
   {
     const Lock lock(mutex_);
     priority = request.priority;
-  }
-  if (!job.error && !request.fill) {
-    const auto count = [&](Link link) {
-      moved_[index_of(link)][index_of(request.kind)].fetch_add(request.bytes, std::memory_order_relaxed);
-    };
-    count(job.route.first);
-    if (job.route.second) {
-      count(*job.route.second);
+    ended_ns = monotonic_ns();
+    if (!job.error && !request.fill) {
+      moved_[index_of(job.route.first)][index_of(request.kind)] += request.bytes;
+      if (job.route.second) {
+        moved_[index_of(*job.route.second)][index_of(request.kind)] += request.bytes;
+      }
     }
   }
   if (observer_ != nullptr) {
@@ -159,7 +156,7 @@ void TransferBoard::finish(TransferJob& job) {
                             .failed = job.error != nullptr,
                             .queued_ns = job.queued_ns,
                             .started_ns = job.started_ns,
-                            .ended_ns = monotonic_ns()});
+                            .ended_ns = ended_ns});
   }
   request.done(job.error);
   const Lock lock(mutex_);

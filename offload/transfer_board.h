@@ -7,7 +7,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -55,8 +54,8 @@ class TransferBoard {
   TransferId start(TransferRequest request);
   void raise(TransferId id, TransferPriority priority);
   void wait_until_idle();
-  /// Bytes of the transfers that have succeeded.
-  Moved moved() const;
+  /// Bytes of the transfers that have succeeded; of those, exactly, that ended by `at_ns`, if that is asked for.
+  Moved moved(std::int64_t* at_ns = nullptr) const;
 
   std::size_t block_bytes() const noexcept { return block_bytes_; }
   /// The staging blocks of what passes the link.
@@ -87,7 +86,7 @@ class TransferBoard {
   const std::size_t block_bytes_;
   TransferObserver* const observer_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Staging staging_in_;   // on the way from NVMe to the device
   Staging staging_out_;  // on the way back
   std::array<LinkQueue, link_count> queues_;
@@ -96,7 +95,7 @@ class TransferBoard {
   std::condition_variable all_ended_;
   bool stopping_ = false;
 
-  std::array<std::array<std::atomic<std::uint64_t>, kind_count>, link_count> moved_{};
+  Moved moved_{};
   std::array<std::unique_ptr<LinkWorker>, link_count> workers_;
 };
 

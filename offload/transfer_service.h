@@ -43,8 +43,8 @@ class TransferService {
   /// Makes a transfer at least as urgent as `priority`. Nothing if it has ended.
   void raise(TransferId id, TransferPriority priority) { board_.raise(id, priority); }
 
-  /// Bytes of the transfers that have succeeded.
-  Moved moved() const { return board_.moved(); }
+  /// Bytes of the transfers that have succeeded; of those, exactly, that ended by `at_ns`, if that is asked for.
+  Moved moved(std::int64_t* at_ns = nullptr) const { return board_.moved(at_ns); }
 
  private:
   TransferBoard board_;

@@ -74,9 +74,9 @@ class TimelineTest : public testing::Test {
 };
 
 TEST_F(TimelineTest, tells_steps_in_order_without_gaps) {
-  timeline.end_step({});
-  timeline.end_step({});
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
+  timeline.end_step(monotonic_ns(), {});
+  timeline.end_step(monotonic_ns(), {});
   const TimelineSnapshot snapshot = timeline.snapshot();
   const auto steps = all_of<StepEvent>(snapshot);
   ASSERT_EQ(steps.size(), 3u);
@@ -89,9 +89,9 @@ TEST_F(TimelineTest, tells_steps_in_order_without_gaps) {
 
 TEST_F(TimelineTest, the_first_step_begins_when_it_is_said_to) {
   timeline.begin_first_step();
-  timeline.end_step({.stall_ns = 5, .bytes_moved = {1, 2, 3, 4}});
+  timeline.end_step(monotonic_ns(), {.stall_ns = 5, .bytes_moved = {1, 2, 3, 4}});
   timeline.begin_first_step();  // too late
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
   const TimelineSnapshot snapshot = timeline.snapshot();
   const auto steps = all_of<StepEvent>(snapshot);
   ASSERT_EQ(steps.size(), 2u);
@@ -130,10 +130,10 @@ TEST(CurrentOp, survives_more_nesting_than_it_names) {
 TEST_F(TimelineTest, stores_what_changed_of_what_is_used) {
   ASSERT_TRUE(device.try_reserve(Kind::parameter, 10 * KiB));
   ASSERT_TRUE(host.try_reserve(Kind::other, 20 * KiB));
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
   ASSERT_TRUE(device.try_reserve(Kind::gradient, 5 * KiB));
-  timeline.end_step({});
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
+  timeline.end_step(monotonic_ns(), {});
   const TimelineSnapshot snapshot = timeline.snapshot();
   const auto usage = all_of<UsageEvent>(snapshot);
   ASSERT_EQ(usage.size(), 3u);
@@ -144,11 +144,11 @@ TEST_F(TimelineTest, stores_what_changed_of_what_is_used) {
 }
 
 TEST_F(TimelineTest, knows_the_highest_use_between_two_samples) {
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
   ASSERT_TRUE(device.try_reserve(Kind::activation, 60 * KiB));
   device.release(Kind::activation, 60 * KiB);
-  timeline.end_step({});
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
+  timeline.end_step(monotonic_ns(), {});
   const auto usage = all_of<UsageEvent>(timeline.snapshot());
   ASSERT_EQ(usage.size(), 1u);
   EXPECT_EQ(usage[0].tier_peak, 60 * KiB);
@@ -187,14 +187,14 @@ TEST_F(SmallTimeline, begins_with_what_the_dropped_events_said_was_used) {
 }
 
 TEST_F(SmallTimeline, never_allocates_beyond_what_it_was_given) {
-  for (int i = 0; i < 1000; ++i) timeline.end_step({});
+  for (int i = 0; i < 1000; ++i) timeline.end_step(monotonic_ns(), {});
   EXPECT_LE(timeline.snapshot().events.size() * sizeof(TimelineEvent), Timeline::least_bytes);
 }
 
 TEST(Timeline, keeps_nothing_without_memory) {
   Budget budget(Tier::device, KiB);
   Timeline timeline(0, {&budget, &budget, &budget});
-  timeline.end_step({});
+  timeline.end_step(monotonic_ns(), {});
   timeline.record_stall(StallCause::update, 1, 2, std::nullopt);
   timeline.on_transfer(transfer(Tier::host, Tier::device, 1, 2));
   timeline.sample_if_due();
