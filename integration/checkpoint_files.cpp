@@ -71,7 +71,7 @@ std::string hint_for(int error_number, const std::filesystem::path& path) {
   const std::string attempt = "making the folder " + folder.string();
   if (error_number != ENOENT) fail(attempt, error_number, folder);
   throw IoError("checkpoint: " + attempt + " failed: " + errno_text(error_number),
-                "choose another folder: none can be made there, or a link on the way leads to what is missing");
+                "choose another folder: none can be made there");
 }
 
 std::string range(std::size_t bytes, std::uint64_t offset) {
