@@ -30,7 +30,9 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string format_pairs(const std::vector<std::pair<std::string, std::string>>& pairs) {
   auto widest = width_of("");
-  for (const auto& [name, what] : pairs) widest = std::max(widest, width_of(name));
+  for (const auto& [name, what] : pairs) {
+    if (!what.empty()) widest = std::max(widest, width_of(name));
+  }
   std::string text;
   for (const auto& [name, what] : pairs) {
     const std::string padding(static_cast<std::size_t>(widest - width_of(name)), ' ');

@@ -4,6 +4,7 @@ names."""
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -25,16 +26,20 @@ CALLS = {
 }.get(platform.machine())
 
 
-def refuse(call, error_number):
-    """A function that makes one system call fail from then on, in this process and those that it becomes."""
+def refuse(call, error_number, second=None):
+    """A function that makes one system call fail from then on, in this process and those that it becomes; or that call
+    with this second argument."""
     def instruction(code, jump_true, jump_false, value):
         return struct.pack("HBBI", code, jump_true, jump_false, value)
 
-    # Loads the number of the call; where it is this one answers with the error, otherwise allows it.
-    program = b"".join([instruction(0x20, 0, 0, 0), instruction(0x15, 0, 1, CALLS[call]),
-                        instruction(0x06, 0, 0, 0x00050000 | error_number), instruction(0x06, 0, 0, 0x7FFF0000)])
-    buffer = ctypes.create_string_buffer(program, len(program))
-    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(buffer)))
+    load, jump_if_equal, answer, number_of_call, second_argument = 0x20, 0x15, 0x06, 0, 24
+    fail, allow = 0x00050000 | error_number, 0x7FFF0000
+    narrower = [] if second is None else [instruction(load, 0, 0, second_argument),
+                                          instruction(jump_if_equal, 0, 1, second)]
+    program = [instruction(load, 0, 0, number_of_call), instruction(jump_if_equal, 0, len(narrower) + 1, CALLS[call]),
+               *narrower, instruction(answer, 0, 0, fail), instruction(answer, 0, 0, allow)]
+    buffer = ctypes.create_string_buffer(b"".join(program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer)))
     libc = ctypes.CDLL(None, use_errno=True)
 
     def apply():
@@ -115,7 +120,7 @@ class Report(InspectTest):
     def test_the_table_shows_every_part(self):
         text = self.succeeds(*self.three_tiers).stdout
         for part in ["build\n", "machine\n", "tiers\n", "device\n", f"nvme {self.nvme}\n", "work\n", "fallbacks",
-                     "LibTorch", "processor", "8MiB (device.memory)", "16MiB (host.memory)", "64MiB (nvme.memory)",
+                     "LibTorch", "processor", "8MiB (device.memory)", "16MiB (host.memory)", "(nvme.memory)",
                      "emulated", "file system", "O_DIRECT", "I/O engine", "hwloc", "liburing", "Linux"]:
             self.assertIn(part, text)
         self.assertEqual(text.count(NOT_MEASURED), 3, text)
@@ -202,7 +207,7 @@ class Fallbacks(InspectTest):
 
     def test_the_page_cache_instead_of_direct_transfers(self):
         reason, case = self.fallback(f"transfers in {self.nvme} go through the page cache",
-                                     refused=refuse("fcntl", errno.EINVAL))
+                                     refused=refuse("fcntl", errno.EINVAL, fcntl.F_SETFL))
         self.assertIn("O_DIRECT", reason)
         self.assertFalse(case["nvme"]["paths"][0]["direct"])
 
