@@ -170,7 +170,7 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
     return nullptr;
   }
   const OpTraits* const traits = find_traits(function);
-  CurrentOp::enter(traits != nullptr ? function.name() : "");  // other names need not live
+  CurrentOp::enter(traits != nullptr ? function.name() : CurrentOp::name());  // other names need not live
   if (SpillableStorages* const storages = SpillableStorages::active()) {
     const bool touches_bytes = traits != nullptr && traits->touches_bytes;
     auto frame = storages->begin_op(function.inputs(), touches_bytes);
