@@ -216,7 +216,7 @@ struct Outcome {
 };
 
 /// `share` of what both threads can hold at once is there besides the homes.
-Outcome run_two_threads(int events, double share, std::uint64_t seed) {
+Outcome run_two_threads(bool cuda, int events, double share, std::uint64_t seed) {
   constexpr std::size_t private_chunks = 24;
   constexpr std::size_t read_only_chunks = 8;
   constexpr std::size_t exclusive_chunks = 8;
@@ -233,7 +233,8 @@ Outcome run_two_threads(int events, double share, std::uint64_t seed) {
                      .device_bytes = homes[index_of(Tier::device)] + part(2 * (pinned_at_most + tensors_at_most)),
                      .host_bytes = homes[index_of(Tier::host)] + part(2 * pinned_at_most),
                      .nvme_extents = homes[index_of(Tier::nvme)] / granule,
-                     .device_chunk_limit = homes[index_of(Tier::device)] + part(2 * pinned_at_most)});
+                     .device_chunk_limit = homes[index_of(Tier::device)] + part(2 * pinned_at_most),
+                     .cuda = cuda});
 
   std::array<std::mutex, exclusive_chunks> mutexes;
   std::deque<TestChunk> chunks(all_chunks);
@@ -282,14 +283,18 @@ Outcome run_two_threads(int events, double share, std::uint64_t seed) {
   return outcome;
 }
 
-TEST(AccessStreamThreads, two_threads_find_their_bytes_and_are_never_refused_what_the_budgets_cover) {
-  const Outcome outcome = run_two_threads(100'000, 1.0, test_seed());
-  EXPECT_GT(outcome.granted, 10'000);
+class AccessStreamThreads : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(On, AccessStreamThreads, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& cuda) { return cuda.param ? "cuda" : "emulated"; });
+
+TEST_P(AccessStreamThreads, two_threads_find_their_bytes_and_are_never_refused_what_the_budgets_cover) {
+  const Outcome outcome = run_two_threads(GetParam(), GetParam() ? 20'000 : 100'000, 1.0, test_seed());
+  EXPECT_GT(outcome.granted, 1000);
   EXPECT_EQ(outcome.refused, 0);
 }
 
-TEST(AccessStreamThreads, two_threads_find_their_bytes_where_only_some_requests_fit) {
-  const Outcome outcome = run_two_threads(20'000, 0.3, test_seed());
+TEST_P(AccessStreamThreads, two_threads_find_their_bytes_where_only_some_requests_fit) {
+  const Outcome outcome = run_two_threads(GetParam(), 20'000, 0.3, test_seed());
   EXPECT_GT(outcome.granted, 1000);
   EXPECT_GT(outcome.refused, 0);
 }

@@ -1,4 +1,5 @@
-/// A whole memory under one access stream: emulated device, host arena, and an NVMe store in a temporary folder.
+/// A whole memory under one access stream: a device, emulated or CUDA's on a driver in software, host arena, and an
+/// NVMe store in a temporary folder.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "offload/thread_engine.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/offload/fault_injecting_engine.h"
+#include "tests/offload/software_cuda.h"
 
 namespace terrace {
 
@@ -27,12 +30,14 @@ struct StreamSizes {
   std::uint64_t nvme_extents = 0;
   std::uint64_t device_chunk_limit = ~std::uint64_t{0};
   std::size_t prefetch_depth = 0;
+  bool cuda = false;
 };
 
 class StreamWorld {
  public:
   explicit StreamWorld(const StreamSizes& sizes)
-      : device(sizes.device_bytes),
+      : owned_device(sizes.cuda ? make_cuda_device_in_software(sizes.device_bytes)
+                                : std::make_unique<EmulatedDevice>(sizes.device_bytes)),
         arena(sizes.granule_bytes, TransferService::staging_blocks + sizes.host_bytes / sizes.granule_bytes),
         store({folder.path()}, ExtentFileHeader::kBytes + sizes.nvme_extents * sizes.granule_bytes,
               sizes.granule_bytes),
@@ -54,7 +59,8 @@ class StreamWorld {
 
   TemporaryFolder folder;
   FaultInjectingEngine engine{std::make_unique<ThreadEngine>()};
-  EmulatedDevice device;
+  const std::unique_ptr<Device> owned_device;
+  Device& device = *owned_device;
   HostArena arena;
   NvmeStore store;
   Budget host;

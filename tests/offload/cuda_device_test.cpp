@@ -219,9 +219,11 @@ TEST_F(CudaDeviceTest, gives_all_that_it_keeps_back_when_it_is_told_to) {
 }
 
 TEST_F(CudaDeviceTest, slots_kept_memory_and_what_others_use_stay_within_the_capacity_whatever_happens) {
+  software_ =
+      std::make_shared<SoftwareCuda>(SoftwareCuda::Options{.memory_bytes = 2 * capacity, .granule_bytes = granule});
+  device_ = std::make_unique<CudaDevice>(software_, capacity);
   const CudaStream stream = compute_stream();
   open_gate();
-  // The driver has no more than the capacity: what is too much is refused.
   const auto slots = [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int i = 0; i < 400; ++i) {
@@ -250,6 +252,7 @@ TEST_F(CudaDeviceTest, slots_kept_memory_and_what_others_use_stay_within_the_cap
   threads.push_back(std::async(std::launch::async, slots, 2));
   threads.push_back(std::async(std::launch::async, beside));
   for (std::future<void>& thread : threads) EXPECT_NO_THROW(thread.get());
+  EXPECT_LE(software_->peak_physical_bytes(), capacity);
   EXPECT_EQ(device_->budget().used(), 0u);
 }
 

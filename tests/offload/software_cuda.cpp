@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "offload/cuda_device.h"
 #include "tests/offload/software_cuda_stream.h"
 
 namespace terrace {
@@ -322,6 +323,11 @@ void SoftwareCuda::expect_untouched(Range range) {
   const std::lock_guard lock(mutex_);
   for (CUstream_st* stream : streams_) EXPECT_FALSE(stream->touches(range)) << "what is unmapped is still in use";
   EXPECT_FALSE(default_stream_->touches(range)) << "what is unmapped is still in use";
+}
+
+std::unique_ptr<Device> make_cuda_device_in_software(std::uint64_t capacity) {
+  auto driver = std::make_shared<SoftwareCuda>(SoftwareCuda::Options{.memory_bytes = capacity, .granule_bytes = 4096});
+  return std::make_unique<CudaDevice>(std::move(driver), capacity);
 }
 
 }  // namespace terrace

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "offload/cuda_driver.h"
+#include "offload/device.h"
 
 namespace terrace {
 
@@ -121,5 +122,8 @@ class SoftwareCuda final : public CudaDriver {
   std::map<std::byte*, std::uint64_t> registered_;
   std::unique_ptr<CUstream_st> default_stream_;
 };
+
+/// A CUDA device on a driver of its own, whose granules are pages.
+std::unique_ptr<Device> make_cuda_device_in_software(std::uint64_t capacity);
 
 }  // namespace terrace

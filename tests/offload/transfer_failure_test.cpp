@@ -74,7 +74,7 @@ class TransferFailureTest : public TransferServiceTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(On, TransferFailureTest, testing::Values("threads", "io_uring"), named_by_engine);
+INSTANTIATE_TEST_SUITE_P(On, TransferFailureTest, testing::Values("threads", "io_uring", "cuda"), named_by_engine);
 
 // Staging that is not given back would soon be missing: there is less of it than failures here.
 TEST_P(TransferFailureTest, a_failed_read_fails_its_transfer_and_leaves_nothing_behind) {

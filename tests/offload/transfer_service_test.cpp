@@ -17,7 +17,7 @@
 namespace terrace {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(On, TransferServiceTest, testing::Values("threads", "io_uring"), named_by_engine);
+INSTANTIATE_TEST_SUITE_P(On, TransferServiceTest, testing::Values("threads", "io_uring", "cuda"), named_by_engine);
 
 // ---- Bytes
 

@@ -1,4 +1,5 @@
-/// What the transfer service's tests have in common. Every test runs with each engine that this system has.
+/// What the transfer service's tests have in common. Every test runs with each engine that this system has, and some
+/// with the CUDA device, on a driver in software.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include "offload/uring_engine.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/offload/fault_injecting_engine.h"
+#include "tests/offload/software_cuda.h"
 
 namespace terrace {
 
@@ -113,6 +115,12 @@ class Recorder final : public TransferObserver {
 inline std::unique_ptr<IoEngine> make_engine(const std::string& name) {
   if (name == "io_uring") return std::make_unique<UringEngine>();
   return std::make_unique<ThreadEngine>();
+}
+
+inline std::unique_ptr<Device> make_device(const std::string& name) {
+  constexpr std::uint64_t capacity = 64 << 20;
+  if (name == "cuda") return make_cuda_device_in_software(capacity);
+  return std::make_unique<EmulatedDevice>(capacity);
 }
 
 inline std::string named_by_engine(const testing::TestParamInfo<const char*>& engine) { return engine.param; }
@@ -237,7 +245,8 @@ class TransferServiceTest : public testing::TestWithParam<const char*> {
   }
 
   TemporaryFolder folder_;
-  EmulatedDevice device_{64 << 20};
+  std::unique_ptr<Device> owned_device_ = make_device(GetParam());
+  Device& device_ = *owned_device_;
   HostArena arena_{granule, 1024};
   NvmeStore store_{{folder_.path()}, ExtentFileHeader::kBytes + 1024 * granule, granule};
   Recorder recorder_;
