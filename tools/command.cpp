@@ -15,6 +15,7 @@
 #include "tools/bench.h"
 #include "tools/exit_code.h"
 #include "tools/inspect.h"
+#include "tools/link_bench.h"
 #include "tools/train.h"
 #include "tools/version.h"
 
@@ -127,12 +128,37 @@ constexpr const char* kBenchStepFooter =
     "\nExit codes: 0 done, whatever the verdicts, 1 internal error, 2 bad usage, 3 too little memory,\n"
     "4 I/O failed, 5 data corrupt, 130 interrupted (after printing what was measured).";
 
-CLI::App* add_bench_step(CLI::App& app, BenchStepOptions& options) {
+CLI::App* add_bench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "Measure against what the hardware allows");
   bench->require_subcommand(1);
   bench->footer("Example:\n  terrace bench step --help");
-  CLI::App* step =
-      bench->add_subcommand("step", "Time training steps against the floors under them and plain LibTorch");
+  return bench;
+}
+
+struct BenchLinkArguments {
+  std::vector<std::string> settings;
+  BenchLinkOptions options;
+};
+
+CLI::App* add_bench_link(CLI::App& bench, BenchLinkArguments& arguments) {
+  CLI::App* link = bench.add_subcommand("link", "Time copies between host and device, each way and both at once");
+  link->add_option("--set", arguments.settings, "Set one key of the configuration, as in device.kind=cuda")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  link->add_flag("--json", arguments.options.json, "Report as JSON");
+  link->footer("Example:\n  terrace bench link --set device.kind=cuda");
+  return link;
+}
+
+void run_bench_link(BenchLinkArguments& arguments) {
+  const Config config = Config::parse("", "configuration", arguments.settings);
+  set_log_level(config.log.level);
+  arguments.options.device = config.device;
+  bench_link(arguments.options);
+}
+
+CLI::App* add_bench_step(CLI::App& bench, BenchStepOptions& options) {
+  CLI::App* step = bench.add_subcommand("step", "Time training steps against the floors under them and plain LibTorch");
   std::string names;
   for (const std::string& name : bench_step_cases()) names += (names.empty() ? "" : ", ") + name;
   step->add_option("--case", options.cases, "A case to run; may be given several times. All, unless given: " + names)
@@ -184,7 +210,10 @@ ExitCode run(int argc, char** argv) {
   TrainArguments arguments;
   const CLI::App* train = add_train(app, arguments);
   BenchStepOptions bench_options;
-  const CLI::App* bench = add_bench_step(app, bench_options);
+  CLI::App* bench = add_bench(app);
+  const CLI::App* step = add_bench_step(*bench, bench_options);
+  BenchLinkArguments link_arguments;
+  const CLI::App* link = add_bench_link(*bench, link_arguments);
   InspectArguments inspect_arguments;
   const CLI::App* inspect = add_inspect(app, inspect_arguments);
   try {
@@ -194,12 +223,17 @@ ExitCode run(int argc, char** argv) {
     return ExitCode::done;
   } catch (const CLI::ParseError& error) {
     throw ConfigError(error.what(), train->parsed()     ? "see terrace train --help"
-                                    : bench->parsed()   ? "see terrace bench step --help"
                                     : inspect->parsed() ? "see terrace inspect --help"
+                                    : link->parsed()    ? "see terrace bench link --help"
+                                    : bench->parsed()   ? "see terrace bench step --help"
                                                         : "see terrace --help");
   }
-  if (bench->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;
   if (inspect->parsed()) return run_inspect(inspect_arguments);
+  if (link->parsed()) {
+    run_bench_link(link_arguments);
+    return ExitCode::done;
+  }
+  if (step->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;
   return run_train(arguments);
 }
 

@@ -23,7 +23,7 @@ GptOptions gpt_options(const Config::Model& model) {
 /// Of CUDA's kernels, those that give the same bits each time: losses depend on the configuration alone.
 void compute_deterministically() {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 

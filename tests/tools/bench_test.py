@@ -15,8 +15,8 @@ FIELDS = [
 LINKS = ["nvme→host", "host→nvme", "host→device", "device→host"]
 
 
-def bench(*arguments):
-    return subprocess.run([TERRACE, "bench", "step", *arguments], capture_output=True, text=True, timeout=600)
+def bench(*arguments, what="step"):
+    return subprocess.run([TERRACE, "bench", what, *arguments], capture_output=True, text=True, timeout=600)
 
 
 class BenchTest(unittest.TestCase):
@@ -36,6 +36,21 @@ class BenchTest(unittest.TestCase):
         result = bench("--case", "nvme-bound")
         self.assertEqual(result.returncode, 2)
         self.assertIn("--nvme", result.stderr)
+
+    def test_link_reports_each_direction_and_both(self):
+        result = bench("--set", "device.kind=emulated", "--json", what="link")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual((report["version"], report["device"]), (1, "emulated"))
+        names = [case["name"] for case in report["cases"]]
+        self.assertEqual(names, ["host→device, pageable", "host→device", "device→host", "both at once"])
+        self.assertTrue(all(case["bytes_per_second"] > 0 for case in report["cases"]))
+
+    def test_link_on_cuda_without_a_gpu_is_bad_usage_that_says_why(self):
+        result = bench("--set", "device.kind=cuda", what="link")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("device.kind", result.stderr)
+        self.assertIn("hint: ", result.stderr)
 
     def test_no_pairs_are_bad_usage(self):
         self.assertEqual(bench("--case", "real-resident", "--pairs", "0").returncode, 2)

@@ -37,7 +37,7 @@ class CudaSession : public ::testing::Test {
     if (!why_not.empty()) {
       GTEST_SKIP() << why_not;
     }
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setDeterministicFillUninitializedMemory(false);
     at::set_num_threads(1);
     unit_ = driver_->granularity();
@@ -118,15 +118,15 @@ TEST_F(CudaSession, trains_on_the_device_alone_as_plain_libtorch_does) {
 TEST_F(CudaSession, trains_in_bfloat16_as_plain_libtorch_does_on_the_device) {
   TrainingOptions options = training();
   options.type = at::kBFloat16;
-  expect_same(train_small_gpt(options, on_host(8)), train_small_gpt(options));
+  expect_same(train_small_gpt(options, on_host(8, 192)), train_small_gpt(options));
 }
 
 TEST_F(CudaSession, recomputes_blocks_with_dropout_to_the_same_bits) {
   TrainingOptions options = training();
   options.shape.dropout = 0.1;
-  Config keep = on_host();
+  Config keep = on_host(12, 192);
   keep.placement.activations = "keep";
-  Config recompute = on_host();
+  Config recompute = on_host(12, 192);
   recompute.placement.activations = "recompute";
   expect_same(train_small_gpt(options, recompute), train_small_gpt(options, keep));
 }
@@ -363,7 +363,8 @@ TEST_F(CudaSession, a_checkpoint_holds_the_devices_generator) {
 TEST_F(CudaSession, a_tensor_that_does_not_fit_is_refused_with_the_typed_error) {
   Session session(on_host(4, 8));
   const auto capacity = static_cast<std::int64_t>(session.memory_usage().capacity(Tier::device));
-  EXPECT_THROW(torch::empty({2 * capacity}, torch::TensorOptions().dtype(at::kByte).device(cuda)), c10::OutOfMemoryError);
+  EXPECT_THROW(torch::empty({2 * capacity}, torch::TensorOptions().dtype(at::kByte).device(cuda)),
+               c10::OutOfMemoryError);
   const auto error = last_error_as<OutOfMemory>(session);
   ASSERT_TRUE(error.has_value());
   EXPECT_THAT(error->what(), HasSubstr("device:"));

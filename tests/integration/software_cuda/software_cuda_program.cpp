@@ -1,5 +1,5 @@
-// What a session asks of CUDA and of LibTorch's CUDA part, in software: in place of offload's loaded_cuda_driver.cpp and
-// integration's cuda_program.cpp.
+// What a session asks of CUDA and of LibTorch's CUDA part, in software: in place of offload's loaded_cuda_driver.cpp
+// and integration's cuda_program.cpp.
 
 #include <atomic>
 #include <cstdlib>

@@ -1,5 +1,10 @@
 #include "tests/integration/software_cuda/software_torch_cuda.h"
 
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -14,7 +19,7 @@
 namespace at {
 namespace {
 
-constexpr c10::Device cuda(c10::DeviceType::CUDA, 0);
+const c10::Device cuda(c10::DeviceType::CUDA, 0);
 
 /// Counts; it draws nothing, as kernels here draw from the CPU's.
 struct CountingGenerator final : c10::GeneratorImpl {
@@ -95,13 +100,13 @@ const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &guar
 /// A tensor on the CPU over the same bytes, of which nothing is read before the op is known to touch them.
 Tensor on_cpu(const Tensor& tensor, bool touches_bytes) {
   c10::StorageImpl& storage = terrace::storage_of(tensor);
-  void* const data =
-      touches_bytes && tensor.numel() > 0 ? const_cast<void*>(storage.data()) : storage._mutable_data_ptr_no_checks().get();
+  void* const data = touches_bytes && tensor.numel() > 0 ? const_cast<void*>(storage.data())
+                                                         : storage._mutable_data_ptr_no_checks().get();
   auto on_cpu = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
                                                       c10::DataPtr(data, c10::DeviceType::CPU),
-                                                      /*allocator=*/nullptr, /*resizable=*/false);
-  Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(on_cpu)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+                                                      c10::GetAllocator(c10::DeviceType::CPU), storage.resizable());
+  Tensor result = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(on_cpu)),
+                                                           c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   result.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -111,8 +116,8 @@ Tensor on_cpu(const Tensor& tensor, bool touches_bytes) {
 }
 
 Tensor on_cuda(c10::Storage storage, const Tensor& like) {
-  Tensor result = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
+  Tensor result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                           c10::DispatchKeySet(c10::DispatchKey::CUDA), like.dtype());
   result.unsafeGetTensorImpl()->set_storage_offset(like.storage_offset());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return result;
@@ -176,7 +181,10 @@ class Call {
       if (each.is_same(tensor)) return tensor;
     }
     for (const auto& [on_device, on_host] : pairs_) {
-      if (on_host.is_same(tensor)) return on_device;
+      if (on_host.is_same(tensor)) {
+        take_over_size(on_device, on_host);
+        return on_device;
+      }
     }
     for (const auto& [on_device, on_host] : pairs_) {
       if (on_host.storage().is_alias_of(tensor.storage())) return on_cuda(on_device.storage(), tensor);
@@ -185,6 +193,21 @@ class Call {
                          c10::GetAllocator(c10::DeviceType::CUDA), /*resizable=*/true);
     std::memcpy(storage.mutable_data(), tensor.storage().data(), tensor.storage().nbytes());
     return on_cuda(std::move(storage), tensor);
+  }
+
+  /// An op may have resized what it was given to write to.
+  static void take_over_size(const Tensor& on_device, const Tensor& on_host) {
+    c10::StorageImpl& to = terrace::storage_of(on_device);
+    const c10::StorageImpl& from = terrace::storage_of(on_host);
+    if (to.nbytes() != from.nbytes()) {
+      c10::DataPtr data = c10::GetAllocator(c10::DeviceType::CUDA)->allocate(from.nbytes());
+      std::memcpy(data.mutable_get(), from.data(), from.nbytes());
+      to.set_data_ptr_noswap(std::move(data));
+      to.set_nbytes(from.nbytes());
+    }
+    if (on_device.sizes() != on_host.sizes() || on_device.strides() != on_host.strides()) {
+      on_device.unsafeGetTensorImpl()->set_sizes_and_strides(on_host.sizes(), on_host.strides());
+    }
   }
 
   bool is_view_ = false;
@@ -217,6 +240,8 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::make
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  // For all devices there is one, which looks for a kernel of the device's.
+  library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
 std::int64_t choose_plain_attention(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double,

@@ -1,5 +1,5 @@
-/// LibTorch's CUDA part in software, with a CUDA driver in software below it: tensors are on `cuda:0` in all that LibTorch
-/// and a session see, and computed on the CPU by LibTorch's own kernels, with the bits that these give.
+/// LibTorch's CUDA part in software, with a CUDA driver in software below it: tensors are on `cuda:0` in all that
+/// LibTorch and a session see, and computed on the CPU by LibTorch's own kernels, with the bits that these give.
 ///
 /// Bytes that a session has closed are out of reach of ops here as on a GPU. Ops are done when they return; what is
 /// asynchronous is the device's copies. The pool of the program's tensors keeps what is freed, as LibTorch's does, in

@@ -1,0 +1,126 @@
+#include "tools/link_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "integration/cuda_program.h"
+#include "offload/choose_device.h"
+#include "offload/cuda_device.h"
+#include "offload/emulated_device.h"
+#include "offload/host_arena.h"
+#include "tools/machine.h"
+#include "tools/text_table.h"
+
+namespace terrace {
+namespace {
+
+/// The format; it goes up when a field changes its meaning.
+constexpr int kVersion = 1;
+constexpr std::uint64_t kBlockBytes = std::uint64_t{32} << 20U;
+constexpr int kRounds = 3;
+
+struct Rate {
+  std::string name;
+  double bytes_per_second;
+};
+
+std::unique_ptr<Device> make_device(const Config::Device& config) {
+  const std::uint64_t capacity = 4 * kBlockBytes;
+  if (const DeviceChoice choice = choose_device(config, load_cuda_program); choice.driver != nullptr) {
+    return std::make_unique<CudaDevice>(choice.driver, capacity);
+  }
+  return std::make_unique<EmulatedDevice>(capacity);
+}
+
+/// A block on each end of each direction.
+class Link {
+ public:
+  Link(Device& device, std::span<std::byte> host) : device_(device), host_(host) {
+    std::memset(host_.data(), 1, host_.size());
+    for (std::byte*& slot : slots_) slot = device_.map_slot(kBlockBytes);
+  }
+  ~Link() {
+    for (std::byte* slot : slots_) device_.unmap_slot(slot, kBlockBytes);
+  }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  /// Bytes a second, those of both directions together.
+  double copy(bool in, bool out, std::uint64_t bytes) {
+    double best = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const Stopwatch watch;
+      Fence in_there{};
+      Fence out_there{};
+      std::uint64_t copied = 0;
+      for (std::uint64_t done = 0; done < bytes; done += kBlockBytes) {
+        if (in) in_there = device_.copy_in(slots_[0], host_.data(), kBlockBytes);
+        if (out) out_there = device_.copy_out(host_.data() + kBlockBytes, slots_[1], kBlockBytes);
+        copied += kBlockBytes * ((in ? 1 : 0) + (out ? 1 : 0));
+      }
+      device_.wait(in_there);
+      device_.wait(out_there);
+      best = std::max(best, static_cast<double>(copied) / watch.elapsed_seconds());
+    }
+    return best;
+  }
+
+ private:
+  Device& device_;
+  const std::span<std::byte> host_;
+  std::array<std::byte*, 2> slots_{};
+};
+
+std::vector<Rate> measure(Device& device, std::uint64_t bytes) {
+  HostArena arena(kBlockBytes, 2);
+  Link link(device, arena.region());
+  std::vector<Rate> rates{{"host→device, pageable", link.copy(true, false, bytes)}};
+  device.pin(arena.region());
+  rates.push_back({"host→device", link.copy(true, false, bytes)});
+  rates.push_back({"device→host", link.copy(false, true, bytes)});
+  rates.push_back({"both at once", link.copy(true, true, bytes)});
+  device.unpin(arena.region());
+  return rates;
+}
+
+std::string to_json(const Device& device, const std::vector<Rate>& rates) {
+  nlohmann::ordered_json json;
+  json["version"] = kVersion;
+  json["machine"] = machine_json(at::get_num_threads());
+  json["device"] = device.name();
+  json["cases"] = nlohmann::ordered_json::array();
+  for (const Rate& rate : rates) {
+    json["cases"].push_back({{"name", rate.name}, {"bytes_per_second", rate.bytes_per_second}});
+  }
+  return json.dump(2);
+}
+
+std::string to_text(const Device& device, const std::vector<Rate>& rates) {
+  std::vector<std::vector<std::string>> rows{{std::string(device.name()), "GB/s"}};
+  for (const Rate& rate : rates) {
+    std::array<char, 32> text;
+    std::snprintf(text.data(), text.size(), "%.1f", rate.bytes_per_second * 1e-9);
+    rows.push_back({rate.name, text.data()});
+  }
+  return format_table(rows);
+}
+
+}  // namespace
+
+void bench_link(const BenchLinkOptions& options) {
+  const std::unique_ptr<Device> device = make_device(options.device);
+  const std::vector<Rate> rates = measure(*device, options.bytes);
+  std::fputs((options.json ? to_json(*device, rates) + "\n" : to_text(*device, rates)).c_str(), stdout);
+  std::fflush(stdout);
+}
+
+}  // namespace terrace

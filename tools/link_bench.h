@@ -1,0 +1,21 @@
+/// `terrace bench link`: how fast bytes cross between host and device, each way alone and both at once.
+#pragma once
+
+#include <cstdint>
+
+#include "base/config.h"
+
+namespace terrace {
+
+struct BenchLinkOptions {
+  Config::Device device;
+  std::uint64_t bytes = std::uint64_t{1} << 30U;  ///< a measurement copies each way
+  bool json = false;
+};
+
+/// Copies through the device's own queues, from memory that is pinned and, inwards, from memory that is not. Prints what
+/// it measures: the best of three. Throws ConfigError where there is no such device, OutOfMemory where a block of 32 MiB
+/// each way finds no room.
+void bench_link(const BenchLinkOptions& options);
+
+}  // namespace terrace
