@@ -23,7 +23,7 @@ constexpr std::uint64_t alignment = 64;
 EmulatedDevice::EmulatedDevice(std::uint64_t capacity_bytes, LinkSpeed speed)
     : budget_(Tier::device, capacity_bytes), in_(speed), out_(speed), pages_(capacity_bytes) {
   if (const std::string why_not = why_no_huge_pages(); !why_not.empty()) {
-    note_fallback("device: its memory comes in small pages", why_not, LogLevel::info);
+    note_fallback("device: its memory comes in small pages", why_not, LogLevel::debug);
   }
 }
 
