@@ -13,9 +13,9 @@ struct BenchLinkOptions {
   bool json = false;
 };
 
-/// Copies through the device's own queues, from memory that is pinned and, inwards, from memory that is not. Prints what
-/// it measures: the best of three. Throws ConfigError where there is no such device, OutOfMemory where a block of 32 MiB
-/// each way finds no room.
+/// Copies through the device's own queues, from memory that is pinned and, inwards, from memory that is not. Prints
+/// what it measures: the best of three. Throws ConfigError where there is no such device, OutOfMemory where a block of
+/// 32 MiB each way finds no room.
 void bench_link(const BenchLinkOptions& options);
 
 }  // namespace terrace

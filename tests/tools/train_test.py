@@ -75,6 +75,20 @@ class TrainTest(unittest.TestCase):
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+class Device(TrainTest):
+    def test_without_a_gpu_one_line_says_that_the_device_is_emulated_and_why(self):
+        lines = [line for line in self.succeeds().stderr.splitlines() if "device: emulated on the CPU, because" in line]
+        self.assertEqual(len(lines), 1)
+        asked_for = self.succeeds("--set", "device.kind=emulated")
+        self.assertNotIn("device: emulated", asked_for.stderr)
+
+    def test_cuda_without_a_gpu_is_refused_with_the_reason(self):
+        self.fails(2, ['device.kind is "cuda", but '], "--set", "device.kind=cuda")
+
+    def test_without_a_session_the_device_is_chosen_in_the_same_way(self):
+        self.fails(2, ['device.kind is "cuda", but '], "--set", "device.kind=cuda", "--unmanaged")
+
+
 class BadUsage(TrainTest):
     def test_a_missing_data_path_is_named(self):
         missing = self.folder / "missing"
