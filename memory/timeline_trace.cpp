@@ -205,7 +205,7 @@ class TraceWriter {
     for (const Tier tier : all_tiers) {
       if (is_shown(tier)) {
         name_group(group_of(tier), name_of(tier));
-        write_usage(tier, timeline_.complete_since_ns, usage);
+        write_usage(tier, timeline_.complete_since_ns, usage, 0);
       }
     }
     for (std::size_t at = 0; at < timeline_.events.size(); ++at) {
@@ -217,15 +217,14 @@ class TraceWriter {
       const bool is_last = at + 1 == timeline_.events.size();
       const auto* const next = is_last ? nullptr : std::get_if<UsageEvent>(&timeline_.events[at + 1]);
       if (next == nullptr || next->at_ns != event->at_ns || next->tier != event->tier) {
-        write_usage(event->tier, event->at_ns, usage);
-        write_counter(event->tier, "peak", event->at_ns, JsonObject().add("bytes", event->tier_peak));
+        write_usage(event->tier, event->at_ns, usage, event->tier_peak);
       }
     }
   }
 
   bool is_shown(Tier tier) const { return timeline_.budgets[index_of(tier)] > 0; }
 
-  void write_usage(Tier tier, std::int64_t at_ns, const UsageByKind& usage) {
+  void write_usage(Tier tier, std::int64_t at_ns, const UsageByKind& usage, std::uint64_t peak) {
     JsonObject kinds;
     std::uint64_t total = 0;
     for (const Kind kind : all_kinds) {
@@ -237,6 +236,7 @@ class TraceWriter {
     }
     write_counter(tier, "bytes", at_ns, kinds);
     write_counter(tier, "total", at_ns, JsonObject().add("bytes", total));
+    write_counter(tier, "peak", at_ns, JsonObject().add("bytes", std::max(peak, total)));
     write_counter(tier, "budget", at_ns, JsonObject().add("bytes", timeline_.budgets[index_of(tier)]));
   }
 

@@ -323,6 +323,7 @@ TEST(TimelineTrace, counts_each_tier_by_kind_beside_its_budget) {
             1u)
       << "one sample";
   EXPECT_EQ(lines_with(trace, {"\"device total\"", "\"ts\":2.000", "{\"bytes\":42}"}).size(), 1u);
+  EXPECT_EQ(lines_with(trace, {"\"device peak\"", "{\"bytes\":0}"}).size(), 1u) << "a tier has one from the start";
   EXPECT_EQ(lines_with(trace, {"\"device peak\"", "{\"bytes\":90}"}).size(), 1u);
   EXPECT_EQ(lines_with(trace, {"\"device budget\"", "{\"bytes\":100}"}).size(), 2u);
   EXPECT_TRUE(lines_with(trace, {"\"host bytes\""}).empty()) << "a tier that is not there";
