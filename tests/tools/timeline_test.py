@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import unittest
 from pathlib import Path
@@ -88,7 +89,8 @@ class TimelineTest(unittest.TestCase):
         (self.folder / "text.txt").write_text("".join(f"line {i} of a text to learn\n" for i in range(1000)))
 
     def command(self, *arguments, program=(TERRACE,)):
-        words = [*program, "train", "--config", "small.toml", "--data", "text.txt", "--timeline", self.file, *arguments]
+        defaults = [] if "--config" in arguments else ["--config", "small.toml", "--data", "text.txt"]
+        words = [*program, "train", *defaults, "--timeline", self.file, *arguments]
         return [str(word) for word in words]
 
     def run_command(self, *arguments, **options):
@@ -180,6 +182,17 @@ class TimelineTest(unittest.TestCase):
         self.assertTrue(all(step["bytes_moved"][link] > 0 for step in list(metrics.values())[2:] for link in LINKS))
         self.assertTrue(trace.of("update"))
         self.assertTrue(trace.of("zeroed"))
+
+    def test_that_of_the_demo_does_too(self):
+        """tools/demo.toml as it is, but for where its files are and how many steps are made."""
+        demo = Path(__file__).resolve().parents[2] / "tools" / "demo.toml"
+        trace, metrics, _ = self.train("--config", demo, "--data", sysconfig.get_paths()["stdlib"],
+                                       "--set", f"nvme.paths={self.folder}/nvme", "--stop-after", "6")
+        self.check(trace)
+        self.assertEqual(trace.other["dropped_events"], 0)
+        self.check_against_metrics(trace, metrics, list(metrics)[1:])
+        self.check_step_totals(trace, metrics)
+        self.assertTrue(trace.of("stall"))
 
     def test_a_stall_names_the_op_and_the_chunk(self):
         trace, _, _ = self.train("--set", "io.prefetch=0")
