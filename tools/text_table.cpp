@@ -35,8 +35,9 @@ std::string format_pairs(const std::vector<std::pair<std::string, std::string>>&
   }
   std::string text;
   for (const auto& [name, what] : pairs) {
-    const std::string padding(static_cast<std::size_t>(widest - width_of(name)), ' ');
-    text += what.empty() ? name + "\n" : name + padding + "  " + what + "\n";
+    text += name;
+    if (!what.empty()) text += std::string(static_cast<std::size_t>(widest - width_of(name)) + 2, ' ') + what;
+    text += '\n';
   }
   return text;
 }
