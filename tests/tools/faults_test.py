@@ -76,7 +76,7 @@ class FaultsTest(unittest.TestCase):
         config.write_text(SETTINGS.format(
             parameters="nvme" if on_nvme == "parameters" else "host",
             optimizer="nvme" if on_nvme == "optimizer" else "host",
-            host="5760KiB" if on_nvme == "parameters" else "4352KiB", engine=engine))
+            host="6016KiB" if on_nvme == "parameters" else "4608KiB", engine=engine))
         metrics = self.folder / "metrics.jsonl"
         metrics.unlink(missing_ok=True)
         command = [TERRACE, fault, direction, nth, "train", "--config", config, "--data", "text.txt", "--metrics",
