@@ -122,45 +122,39 @@ std::uint64_t shapes_of_ordinary_tensors(c10::ArrayRef<const c10::IValue> inputs
 }
 
 /// Tells the block that runs for the first time of the buffers that an op may write.
-void note_written_buffers(const at::RecordFunction& function, RecomputedBlock& block) {
-  const OpTraits* traits = find_traits(function);
-  if (traits == nullptr || !traits->touches_bytes) {
-    return;
-  }
-  const auto inputs = function.inputs();
+void note_written_buffers(c10::ArrayRef<const c10::IValue> inputs, const OpTraits& traits, RecomputedBlock& block) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool written = traits->writes_unsaid || (i < traits->writes.size() && traits->writes[i]);
+    const bool written = traits.writes_unsaid || (i < traits.writes.size() && traits.writes[i]);
     if (written && inputs[i].isTensor() && is_managed_buffer(inputs[i].toTensor())) {
       block.buffers().before_write(inputs[i].toTensor());
     }
   }
 }
 
-std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, const at::RecordFunction& function) {
+std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, c10::ArrayRef<const c10::IValue> inputs,
+                                                  const OpTraits& traits) {
   Found found;
-  const auto inputs = function.inputs();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     find_managed(inputs[i], i, found);
   }
   if (found.empty()) {
     return nullptr;
   }
-  const OpTraits* traits = find_traits(function);
-  if (traits == nullptr || !traits->touches_bytes) {
-    return nullptr;
-  }
   c10::SmallVector<OpOperand, 8> operands;
   for (const auto& [storage, position] : found) {
-    operands.push_back({storage, position < traits->writes.size() && traits->writes[position]});
+    operands.push_back({storage, position < traits.writes.size() && traits.writes[position]});
   }
   return pinner.pin({operands.data(), operands.size()}, shapes_of_ordinary_tensors(inputs));
 }
 
-std::unique_ptr<at::ObserverContext> prepare(OpPinner& pinner, const at::RecordFunction& function) {
+/// For an op that touches bytes.
+std::unique_ptr<at::ObserverContext> prepare(OpPinner& pinner, const at::RecordFunction& function,
+                                             const OpTraits& traits) {
+  const auto inputs = function.inputs();
   if (RecomputedBlock* const block = RecomputedBlock::recording()) {
-    note_written_buffers(function, *block);
+    note_written_buffers(inputs, traits, *block);
   }
-  return pin_operands(pinner, function);
+  return pin_operands(pinner, inputs, traits);
 }
 
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
@@ -171,15 +165,15 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
   }
   const OpTraits* const traits = find_traits(function);
   CurrentOp::enter(traits != nullptr ? function.name() : CurrentOp::name());  // other names need not live
+  const bool touches_bytes = traits != nullptr && traits->touches_bytes;
   if (SpillableStorages* const storages = SpillableStorages::active()) {
-    const bool touches_bytes = traits != nullptr && traits->touches_bytes;
     auto frame = storages->begin_op(function.inputs(), touches_bytes);
     if (touches_bytes) {
-      frame->pins = prepare(*pinner, function);
+      frame->pins = prepare(*pinner, function, *traits);
     }
     return frame;
   }
-  return prepare(*pinner, function);
+  return touches_bytes ? prepare(*pinner, function, *traits) : nullptr;
 }
 
 void after_op(const at::RecordFunction&, at::ObserverContext*) { CurrentOp::leave(); }

@@ -96,7 +96,9 @@ void Timeline::sample_if_due() noexcept {
 
 TimelineSnapshot Timeline::snapshot() {
   const Lock lock(mutex_);
-  sample(lock);
+  if (keeps_events()) {
+    sample(lock);
+  }
   TimelineSnapshot copy{.origin_ns = origin_ns_,
                         .complete_since_ns = complete_since_ns_,
                         .dropped = dropped_,

@@ -150,7 +150,8 @@ void RatesFile::save(const Rates& rates) const {
   json["version"] = kVersion;
   json["machine"] = this_machine();
   json.update(rates_json(rates));
-  if (const int error_number = replace_file(path_, json.dump(2) + "\n"); error_number != 0) {
+  if (const int error_number = replace_file(path_, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+      error_number != 0) {
     log(LogLevel::warning, "the rates are not kept: writing " + path_.string() +
                                " failed: " + std::generic_category().message(error_number));
   }

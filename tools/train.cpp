@@ -197,25 +197,28 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
 }
 
 /// What the machine could still give each tier.
-std::array<std::uint64_t, tier_count> spare_bytes(const Config& config) {
+std::array<std::uint64_t, tier_count> spare_bytes(const Config& config, bool device_is_emulated) {
   std::array<std::uint64_t, tier_count> spare{};
-  spare[index_of(Tier::device)] = spare[index_of(Tier::host)] = available_memory_bytes();  // the device is emulated
+  spare[index_of(Tier::host)] = available_memory_bytes();
+  // What a GPU has beside the budget, its libraries may need.
+  spare[index_of(Tier::device)] = device_is_emulated ? available_memory_bytes() : 0;
+  std::optional<std::uint64_t> least;
   for (const auto& path : config.nvme.paths) {
     std::error_code error;
     const std::uint64_t free = std::filesystem::space(path, error).available;
-    std::uint64_t& least = spare[index_of(Tier::nvme)];
-    if (!error) least = least == 0 ? free : std::min(least, free);
+    if (!error) least = std::min(least.value_or(free), free);
   }
+  spare[index_of(Tier::nvme)] = least.value_or(0);
   return spare;
 }
 
-RunFacts facts_of(const Report& report, const Config& config) {
+RunFacts facts_of(const Report& report, const Config& config, bool device_is_emulated) {
   return {.config = config,
           .seconds = report.seconds,
           .update_seconds = report.update_seconds,
           .stall_seconds_by_cause = report.stall_seconds_by_cause,
           .usage = report.usage,
-          .spare_bytes = spare_bytes(config),
+          .spare_bytes = spare_bytes(config, device_is_emulated),
           .threads = report.threads,
           .cores = static_cast<int>(std::thread::hardware_concurrency())};
 }
@@ -227,13 +230,13 @@ bool train(const TrainOptions& options) {
   if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);  // told before the work
   std::optional<CheckpointLock> lock = lock_for_saving(options);
   const Config config = with_timeline(options.config, options);
-  require_can_write_timeline(options.timeline);
   std::vector<std::filesystem::path> metrics_paths;
   if (!options.metrics.empty()) metrics_paths.push_back(options.metrics);
   if (!options.output.empty()) {
     make_folder(options.output);
     metrics_paths.push_back(options.output / "metrics.jsonl");
   }
+  require_can_write_timeline(options.timeline);
 
   const Interrupt interrupt;
   const auto stop = [&] { return interrupt.requested(); };
@@ -261,15 +264,15 @@ bool train(const TrainOptions& options) {
   if (options.sample > 0 && !stop()) report.sample = training.sample(options.prompt, options.sample, stop);
   report.interrupted = stop();
   report.usage = training.usage();
-  if (report.managed && report.tokens > 0) report.account = account_of(facts_of(report, config));
-  timeline.write();
-
+  if (report.managed && report.tokens > 0)
+    report.account = account_of(facts_of(report, config, training.device().is_cpu()));
   std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);
   std::fflush(stdout);
   if (!options.output.empty()) {
     if (report.sample) write_file(options.output / "sample.txt", *report.sample);
     write_file(options.output / "report.json", to_json(report) + "\n");
   }
+  timeline.write();  // last: if it cannot be, nothing else is lost
   if (report.interrupted) {
     const std::string saved = report.checkpoint      ? "go on with --resume " + report.checkpoint->folder
                               : options.save.empty() ? "nothing was saved: with --save FOLDER a run can be resumed"

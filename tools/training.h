@@ -54,6 +54,7 @@ class Training {
   /// `model.sequence` bytes. Stops early when `stop` says so.
   std::string sample(const std::string& prompt, std::int64_t count, const std::function<bool()>& stop);
 
+  at::Device device() const noexcept { return device_; }
   std::int64_t steps_done() const noexcept { return steps_done_; }
   /// Of the last step, whichever run made it; 0 before the first.
   double last_loss() const noexcept { return last_loss_; }

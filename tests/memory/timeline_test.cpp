@@ -194,6 +194,7 @@ TEST_F(SmallTimeline, never_allocates_beyond_what_it_was_given) {
 TEST(Timeline, keeps_nothing_without_memory) {
   Budget budget(Tier::device, KiB);
   Timeline timeline(0, {&budget, &budget, &budget});
+  const Reservation used(budget, Kind::other, 1);
   timeline.end_step(monotonic_ns(), {});
   timeline.record_stall(StallCause::update, 1, 2, std::nullopt);
   timeline.on_transfer(transfer(Tier::host, Tier::device, 1, 2));
