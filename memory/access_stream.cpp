@@ -5,6 +5,22 @@
 #include "base/error.h"
 
 namespace terrace {
+namespace {
+
+bool is_unanswered(const std::exception_ptr& error) {
+  if (!error) {
+    return false;
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const Unanswered&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
 
 Pin& Pin::operator=(Pin&& other) noexcept {
   if (this != &other) {
@@ -36,16 +52,33 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& devi
       staging_(*budgets[index_of(Tier::host)], Kind::other, TransferService::staging_blocks * arena.granule_bytes()),
       policy_(budgets, options.device_chunk_limit, options.prefetch_depth),
       places_(device, arena, store),
+      most_under_way_(options.most_transfers),
       transfers_(device, arena, store, engine, timeline_) {}
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
   Request request;
   request.new_chunk = info;
-  Lock lock(mutex_);
-  ask(request, lock, AccessOrigin::program);
-  places_.add_chunk(request.chunk, info);
+  {
+    Lock lock(mutex_);
+    ask(request, lock, AccessOrigin::program);
+    places_.add_chunk(request.chunk, info);
+  }
+  if (home == Tier::nvme) {
+    set_space_aside(request.chunk, bytes);
+  }
   return request.chunk;
+}
+
+void AccessStream::set_space_aside(ChunkId chunk, std::uint64_t bytes) {
+  try {
+    std::vector<ExtentId> extents = places_.reserve_extents(bytes);  // the drive may take its time: without the lock
+    const Lock lock(mutex_);
+    places_.set_extents(chunk, std::move(extents));
+  } catch (...) {
+    remove_chunk(chunk);
+    throw;
+  }
 }
 
 Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin) {
@@ -195,12 +228,10 @@ void AccessStream::carry_out(const Lock&) {
     if (const auto vacate = policy_.next_vacate()) {
       places_.vacate(*vacate);
       policy_.vacated(*vacate);
-    } else if (const auto transfer = policy_.next_transfer()) {
+    } else if (const auto transfer = under_way_.size() < most_under_way_ ? policy_.next_transfer() : std::nullopt) {
       start(*transfer);
     } else if (const auto urgent = policy_.next_urgent()) {
-      if (const auto found = under_way_.find({urgent->chunk, urgent->to}); found != under_way_.end()) {
-        transfers_.raise(found->second, TransferPriority::demand);
-      }
+      hurry({urgent->chunk, urgent->to});
     } else {
       break;
     }
@@ -208,8 +239,19 @@ void AccessStream::carry_out(const Lock&) {
   changed_.notify_all();
 }
 
+void AccessStream::hurry(const Arrival& arrival) {
+  if (const auto found = under_way_.find(arrival); found != under_way_.end()) {
+    transfers_.raise(found->second, TransferPriority::demand);
+  } else if (under_way_.size() >= most_under_way_) {
+    awaited_.insert(arrival);
+  }
+}
+
 void AccessStream::start(const Transfer& transfer) {
   TransferRequest request = places_.request(transfer);
+  if (awaited_.erase({transfer.chunk, transfer.to}) > 0) {
+    request.priority = TransferPriority::demand;
+  }
   request.done = [this, transfer](std::exception_ptr error) { finished(transfer, std::move(error)); };
   under_way_[{transfer.chunk, transfer.to}] = transfers_.start(std::move(request));
 }
@@ -218,10 +260,14 @@ void AccessStream::finished(const Transfer& transfer, std::exception_ptr error) 
   const Lock lock(mutex_);
   guarded([&] {
     under_way_.erase({transfer.chunk, transfer.to});
-    if (error) {
+    if (is_unanswered(error)) {
+      places_.abandon(transfer);
+      policy_.fail(error);  // for the policy it goes on for ever: its room is never free again
+    } else if (error) {
       places_.failed(transfer);
       policy_.transfer_failed(transfer, error);
     } else {
+      places_.done(transfer);
       policy_.transfer_done(transfer);
     }
     carry_out(lock);

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -80,6 +81,7 @@ class AccessStream {
   struct Options {
     std::uint64_t device_chunk_limit = ~std::uint64_t{0};  ///< as in Policy
     std::size_t prefetch_depth = 0;                        ///< as in Policy
+    std::size_t most_transfers = 1024;                     ///< at a time, below TransferService::most_transfers
     Timeline* timeline = nullptr;                          ///< outlives the stream; null: nothing is recorded
   };
 
@@ -91,7 +93,7 @@ class AccessStream {
   AccessStream& operator=(const AccessStream&) = delete;
 
   /// Registers a chunk, which reads as zeros until it is written. Throws OutOfMemory if it cannot rest at
-  /// `home`.
+  /// `home`, and IoError where that is a drive that has no space for it.
   ChunkId add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home);
 
   /// Waits until every operand is at its tier and pins it there. Throws OutOfMemory (nothing more can
@@ -147,6 +149,7 @@ class AccessStream {
  private:
   friend class Pin;
   using Lock = std::unique_lock<std::mutex>;
+  using Arrival = std::pair<ChunkId, Tier>;
 
   void release(const Pin& pin) noexcept;
   /// Returns when the request is granted; throws why it was refused.
@@ -163,7 +166,9 @@ class AccessStream {
   std::optional<ChunkName> chunk_name(std::optional<ChunkId> chunk, const Lock& lock) const;
   /// Has everything carried out that the policy has decided.
   void carry_out(const Lock& lock);
+  void set_space_aside(ChunkId chunk, std::uint64_t bytes);
   void start(const Transfer& transfer);
+  void hurry(const Arrival& arrival);
   void finished(const Transfer& transfer, std::exception_ptr error) noexcept;
   template <class Event>
   void guarded(Event&& event) noexcept;
@@ -177,7 +182,9 @@ class AccessStream {
   std::condition_variable changed_;
   Policy policy_;
   ChunkPlaces places_;
-  std::map<std::pair<ChunkId, Tier>, TransferId> under_way_;
+  const std::size_t most_under_way_;
+  std::map<Arrival, TransferId> under_way_;
+  std::set<Arrival> awaited_;  ///< what is to be a demand from its start, as it could not start yet
   PriorWork* prior_work_ = nullptr;
   SpareRoom* spare_room_ = nullptr;
   std::array<std::uint64_t, tier_count> step_peaks_{};

@@ -75,6 +75,12 @@ TransferRequest ChunkPlaces::request(const Transfer& transfer) {
   return request;
 }
 
+void ChunkPlaces::done(const Transfer& transfer) {
+  if (transfer.to == Tier::nvme) {
+    places_.at(transfer.chunk)->write_error = nullptr;
+  }
+}
+
 void ChunkPlaces::failed(const Transfer& transfer) {
   ChunkPlace& place = *places_.at(transfer.chunk);
   if (transfer.to != Tier::nvme || place.bad_extents.empty()) {
@@ -90,8 +96,17 @@ void ChunkPlaces::failed(const Transfer& transfer) {
   place.nvme.clear();
 }
 
+void ChunkPlaces::abandon(const Transfer& transfer) {
+  ChunkPlace& place = *places_.at(transfer.chunk);
+  place.nvme.clear();
+  if (transfer.to == Tier::host) {
+    place.host.clear();  // nobody has it yet; where it is read from, whoever has pinned it may go on
+  }
+}
+
+std::vector<ExtentId> ChunkPlaces::reserve_extents(std::uint64_t bytes) { return store_->reserve(granules_of(bytes)); }
+
 TransferPlaces ChunkPlaces::take_room(const Transfer& transfer, ChunkPlace& place) {
-  const auto granules = static_cast<std::size_t>(round_up(place.info.bytes, granule_bytes()) / granule_bytes());
   switch (transfer.to) {
     case Tier::device:
       if (place.device == nullptr) {
@@ -100,13 +115,13 @@ TransferPlaces ChunkPlaces::take_room(const Transfer& transfer, ChunkPlace& plac
       break;
     case Tier::host:
       if (place.host.empty()) {
-        place.host = arena_.allocate(granules);
+        place.host = arena_.allocate(granules_of(place.info.bytes));
       }
       break;
     case Tier::nvme:
       if (place.nvme.empty()) {
         try {
-          place.nvme = store_->reserve(granules);
+          place.nvme = reserve_extents(place.info.bytes);
         } catch (...) {
           std::rethrow_exception(place.write_error ? place.write_error : std::current_exception());
         }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "memory/chunk.h"
@@ -44,17 +45,28 @@ class ChunkPlaces {
   std::array<std::uint64_t, tier_count> room_bytes(std::uint64_t bytes) const;
 
   void add_chunk(ChunkId id, const ChunkInfo& info);
+  /// Extents for so many bytes, with the space for them on the drive. Throws IoError. Needs no lock.
+  std::vector<ExtentId> reserve_extents(std::uint64_t bytes);
+  /// Where the chunk, which has none yet, is on NVMe.
+  void set_extents(ChunkId id, std::vector<ExtentId> extents) { places_.at(id)->nvme = std::move(extents); }
   const ChunkPlace& place(ChunkId id) const { return *places_.at(id); }
   void vacate(const Vacate& vacate);
 
   /// The movement of a whole chunk, which takes the room it needs; all but `done`.
   TransferRequest request(const Transfer& transfer);
+  /// The transfer has succeeded: a write that failed before is made good.
+  void done(const Transfer& transfer);
   /// The transfer has failed: extents that could not be written are not used again.
   void failed(const Transfer& transfer);
+  /// It ended as Unanswered: what the kernel may still use of it is not used again.
+  void abandon(const Transfer& transfer);
 
   std::size_t granule_bytes() const noexcept { return arena_.granule_bytes(); }
 
  private:
+  std::size_t granules_of(std::uint64_t bytes) const noexcept {
+    return static_cast<std::size_t>((bytes + granule_bytes() - 1) / granule_bytes());
+  }
   TransferPlaces take_room(const Transfer& transfer, ChunkPlace& place);
 
   Device& device_;

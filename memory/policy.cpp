@@ -137,7 +137,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
   }
   chunk.step(transfer.to, CopyStep::failed);
   chunk.passes_host = false;
-  chunk.at(transfer.to).ahead_of_need = false;
+  chunk.at(transfer.to).can_wait = false;
   --in_flight_;
   if (is_ahead_of_need(transfer)) {
     --lanes_[index_of(transfer.to)].ahead;
@@ -282,6 +282,7 @@ void Policy::start_transfer(const Transfer& transfer) {
   Residency& chunk = chunks_[transfer.chunk];
   chunk.step(transfer.to, CopyStep::arrive);
   chunk.at(transfer.to).source = transfer.from;
+  chunk.at(transfer.to).can_wait = transfer.priority != TransferPriority::demand;
   if (!transfer.fill) {
     ++chunk.at(transfer.from).outgoing;
     sending_bytes_[index_of(transfer.from)] += chunk.info().bytes;

@@ -133,7 +133,6 @@ bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint6
     return false;
   }
   ++lanes_[index_of(tier)].ahead;
-  chunks_[id].at(tier).ahead_of_need = true;
   start_arrival(id, tier, is_after_this_pass(distance) ? TransferPriority::early : TransferPriority::prefetch);
   return true;
 }
@@ -267,7 +266,6 @@ void Policy::clean_by_host() {
       return;
     }
     if (room == Room::there && try_take_room(id, Tier::host)) {
-      chunks_[id].at(Tier::host).ahead_of_need = true;
       chunks_[id].passes_host = !stays;
       start_arrival(id, Tier::host, TransferPriority::write_back);
     } else {

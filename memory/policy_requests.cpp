@@ -39,7 +39,7 @@ void Policy::grant(Request& request) {
     if (request.held.empty() || !request.held[i]) {
       pin(access);
     }
-    chunks_[access.chunk].at(access.tier).ahead_of_need = false;
+    chunks_[access.chunk].at(access.tier).can_wait = false;
     if (access.mode == Access::write) {
       supersede_others(access.chunk, access.tier);
     }
@@ -174,7 +174,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     return false;
   }
   if (access.tier == Tier::device && chunk.at(Tier::device).state == CopyState::absent && comes_by_host(access.chunk)) {
-    if (std::exchange(chunk.at(Tier::host).ahead_of_need, false)) {
+    if (std::exchange(chunk.at(Tier::host).can_wait, false)) {
       urgent_.push_back({.chunk = access.chunk, .to = Tier::host});
     }
     return false;
@@ -201,8 +201,8 @@ bool Policy::advance_access(Request& request, std::size_t position) {
   if (chunk.at(access.tier).state == CopyState::reserved) {
     demand_fetches_ += access.tier == Tier::device && chunk.has_bytes() ? 1 : 0;
     start_arrival(access.chunk, access.tier, TransferPriority::demand);
-  } else if (chunk.at(access.tier).state == CopyState::arriving && chunk.at(access.tier).ahead_of_need) {
-    chunk.at(access.tier).ahead_of_need = false;
+  } else if (chunk.at(access.tier).state == CopyState::arriving && chunk.at(access.tier).can_wait) {
+    chunk.at(access.tier).can_wait = false;
     urgent_.push_back({.chunk = access.chunk, .to = access.tier});
   }
   if (chunk.at(access.tier).state != CopyState::valid) {
@@ -213,7 +213,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
   }
   // Nobody may read the copy while it changes: what does so ahead of need is to be over soon.
   for (const Tier tier : all_tiers) {
-    if (chunk.at(tier).state == CopyState::arriving && std::exchange(chunk.at(tier).ahead_of_need, false)) {
+    if (chunk.at(tier).state == CopyState::arriving && std::exchange(chunk.at(tier).can_wait, false)) {
       urgent_.push_back({.chunk = access.chunk, .to = tier});
     }
   }

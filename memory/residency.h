@@ -43,7 +43,7 @@ class Residency {
     std::uint32_t failed_writes = 0;  ///< write-backs into it that failed in a row
     std::uint64_t last_use = 0;       ///< logical time, for eviction
     Tier source = Tier::device;       ///< while it arrives: where its bytes come from, or its own tier for a fill
-    bool ahead_of_need = false;       ///< its arrival was started by the prefetcher, and nobody has wanted it yet
+    bool can_wait = false;            ///< while it arrives: nobody has waited for it yet
 
     bool readable() const noexcept { return state == CopyState::valid || state == CopyState::leaving; }
   };

@@ -8,11 +8,14 @@
 #include <functional>
 #include <string>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/fallback.h"
+#include "base/units.h"
+#include "offload/dead_extent_file.h"
 #include "offload/errno_text.h"
 #include "offload/file_io.h"
 
@@ -58,26 +61,15 @@ std::string why_not_direct(int descriptor) {
   return "";
 }
 
-bool has_our_header(int descriptor) {
-  ExtentFileHeader header;
-  return ::pread(descriptor, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header) &&
-         std::memcmp(header.magic, ExtentFileHeader::kMagic, sizeof header.magic) == 0 &&
-         header.version == ExtentFileHeader::kVersion;
-}
-
 /// If the file was left by a dead process, calls `visit` while holding its lock, so that no two processes do at once.
 void visit_if_dead(const fs::path& path, const std::function<void(const struct stat&)>& visit) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (descriptor < 0) return;
-  // In this order: a creator locks first and writes the header second, so a header whose lock is free has no creator.
-  // And it must still be the file of that name, or another process has just removed it.
-  if (has_our_header(descriptor) && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor, &status) == 0 &&
-      path_names(path, status)) {
-    visit(status);
+  try {
+    const DeadExtentFile file(path);
+    if (::fstat(file.file().descriptor, &status) == 0) visit(status);
+  } catch (const Error&) {  // not ours, or in use
   }
-  ::close(descriptor);
 }
 
 void for_each_dead_file(const fs::path& folder, const std::function<void(const fs::path&, const struct stat&)>& visit) {
@@ -105,8 +97,10 @@ ExtentFile::ExtentFile(const fs::path& folder, std::size_t extent_bytes, std::ui
   extent_bytes_ = extent_bytes;
   extent_count_ = extent_count;
   create_in(folder);
+  open_for_transfers();
   direct_ = go_direct();
   lock();
+  make_room_for_records();
   write_header();
 }
 
@@ -115,14 +109,28 @@ void ExtentFile::create_in(const fs::path& folder) {
   constexpr int kAttempts = 10000;
   int error_number = EEXIST;
   for (int attempt = 0; attempt < kAttempts && (error_number == EEXIST || error_number == EINTR); ++attempt) {
-    file_.path = next_path(folder);
-    file_.descriptor = ::open(file_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file_.descriptor >= 0) return;
+    bookkeeping_.path = next_path(folder);
+    bookkeeping_.descriptor = ::open(bookkeeping_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (bookkeeping_.descriptor >= 0) return;
     error_number = errno;
   }
-  throw IoError("nvme: creation of " + file_.path.string() + " failed: " + errno_text(error_number),
+  throw IoError("nvme: creation of " + bookkeeping_.path.string() + " failed: " + errno_text(error_number),
                 error_number == ENOSPC ? "free space or set nvme.paths to another drive"
                                        : "set nvme.paths to folders that can be written");
+}
+
+/// With a descriptor of their own, which may go past the page cache.
+void ExtentFile::open_for_transfers() {
+  struct stat status {};
+  file_.path = bookkeeping_.path;
+  do {
+    file_.descriptor = ::open(file_.path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  } while (file_.descriptor < 0 && errno == EINTR);
+  if (file_.descriptor < 0 || ::fstat(bookkeeping_.descriptor, &status) != 0 || !path_names(file_.path, status)) {
+    throw IoError("nvme: opening " + file_.path.string() +
+                      ", just made, failed: " + (file_.descriptor < 0 ? errno_text(errno) : "it was replaced"),
+                  "set nvme.paths to folders that nothing else changes");
+  }
 }
 
 bool ExtentFile::go_direct() {
@@ -137,6 +145,8 @@ bool ExtentFile::go_direct() {
   return false;
 }
 
+/// By the descriptor of the transfers: those that the kernel still carries out for a process that was killed hold the
+/// lock, so that whoever gets it finds a file that changes no more.
 void ExtentFile::lock() {
   while (::flock(file_.descriptor, LOCK_EX | LOCK_NB) != 0) {
     const int error_number = errno;
@@ -146,8 +156,28 @@ void ExtentFile::lock() {
   }
 }
 
+/// The file has its whole size from now on, so that records lie within it and transfers never extend it.
+void ExtentFile::make_room_for_records() {
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+      limit.rlim_cur < capacity_bytes()) {  // the system would end the process
+    throw IoError("nvme: " + file_.path.string() + " of " + format_bytes(capacity_bytes()) +
+                      " exceeds the limit on the size of files, " + format_bytes(limit.rlim_cur),
+                  "raise the limit (ulimit -f) or lower nvme.memory");
+  }
+  while (::ftruncate(bookkeeping_.descriptor, static_cast<off_t>(capacity_bytes())) != 0) {
+    const int error_number = errno;
+    if (error_number == EINTR) continue;
+    throw IoError("nvme: growing " + file_.path.string() + " to " + std::to_string(capacity_bytes()) +
+                      " B failed: " + errno_text(error_number),
+                  "lower nvme.memory");
+  }
+  const std::uint64_t first = records_offset(extent_bytes_, extent_count_);
+  set_space_aside(bookkeeping_, first, capacity_bytes() - first);
+}
+
 void ExtentFile::write_header() {
-  alignas(ExtentFileHeader::kBytes) ExtentFileHeader header{};
+  ExtentFileHeader header{};
   std::memcpy(header.magic, ExtentFileHeader::kMagic, sizeof header.magic);
   header.version = ExtentFileHeader::kVersion;
   header.header_bytes = ExtentFileHeader::kBytes;
@@ -155,20 +185,22 @@ void ExtentFile::write_header() {
   header.extent_count = extent_count_;
   header.process = owner_;
   header.created_unix_seconds = std::time(nullptr);
-  write_file_at(file_, 0, std::as_bytes(std::span(&header, 1)));
+  write_file_at(bookkeeping_, 0, std::as_bytes(std::span(&header, 1)));
   // So that after a power failure the space of this file is still known to be ours.
-  if (::fdatasync(file_.descriptor) != 0) {
+  if (::fdatasync(bookkeeping_.descriptor) != 0) {
     throw IoError("nvme: sync of " + file_.path.string() + " failed: " + errno_text(errno));
   }
 }
 
 ExtentFile::~ExtentFile() {
-  if (file_.descriptor < 0) return;
   struct stat status {};
-  if (owner_ == ::getpid() && ::fstat(file_.descriptor, &status) == 0 && path_names(file_.path, status)) {
-    ::unlink(file_.path.c_str());
+  if (owner_ == ::getpid() && bookkeeping_.descriptor >= 0 && ::fstat(bookkeeping_.descriptor, &status) == 0 &&
+      path_names(bookkeeping_.path, status)) {
+    ::unlink(bookkeeping_.path.c_str());
   }
-  ::close(file_.descriptor);
+  for (const IoFile* file : {&file_, &bookkeeping_}) {
+    if (file->descriptor >= 0) ::close(file->descriptor);
+  }
 }
 
 void ExtentFile::reserve_space(std::uint64_t first_extent, std::uint64_t count) {
@@ -177,14 +209,24 @@ void ExtentFile::reserve_space(std::uint64_t first_extent, std::uint64_t count) 
     note_fallback("nvme: a full disk shows only when " + file_.path.parent_path().string() + " is written",
                   "its file system cannot set space aside");
   }
-  // Always to the full size: a smaller one could cut off what another thread has reserved meanwhile.
-  while (::ftruncate(file_.descriptor, static_cast<off_t>(capacity_bytes())) != 0) {
-    const int error_number = errno;
-    if (error_number == EINTR) continue;
-    throw IoError("nvme: growing " + file_.path.string() + " to " + std::to_string(capacity_bytes()) +
-                      " B failed: " + errno_text(error_number),
-                  "lower nvme.memory");
-  }
+}
+
+void ExtentFile::record(std::uint64_t extent, std::uint64_t sequence, std::uint64_t bytes,
+                        std::uint64_t content_checksum) {
+  ExtentRecord record{};
+  record.sequence = sequence;
+  record.bytes = bytes;
+  record.content_checksum = content_checksum;
+  record.own_checksum = own_checksum_of(record, extent);
+  write_file_at(bookkeeping_, records_offset(extent_bytes_, extent_count_) + extent * ExtentRecord::kBytes,
+                std::as_bytes(std::span(&record, 1)));
+}
+
+void ExtentFile::clear_records(std::uint64_t first_extent, std::uint64_t count) {
+  if (owner_ != ::getpid()) return;  // a forked copy of a store that goes on
+  const std::vector<std::byte> nothing(count * ExtentRecord::kBytes);
+  write_file_at(bookkeeping_, records_offset(extent_bytes_, extent_count_) + first_extent * ExtentRecord::kBytes,
+                nothing);
 }
 
 std::vector<fs::path> remove_dead_extent_files(const fs::path& folder) {

@@ -5,39 +5,22 @@
 #include <cstdint>
 #include <filesystem>
 #include <sys/types.h>
-#include <type_traits>
 #include <vector>
 
+#include "offload/extent_format.h"
 #include "offload/io_engine.h"
 
 namespace terrace {
 
-/// The first block of an extent file, in the machine's byte order.
-struct ExtentFileHeader {
-  static constexpr char kMagic[8] = {'T', 'E', 'R', 'R', 'A', 'C', 'E', '\0'};
-  static constexpr std::uint32_t kVersion = 1;
-  static constexpr std::size_t kBytes = 4096;
-
-  char magic[8];
-  std::uint32_t version;
-  std::uint32_t header_bytes;
-  std::uint64_t extent_bytes;
-  std::uint64_t extent_count;
-  std::int64_t process;  // pid of the creator: for people; liveness is told by the lock
-  std::int64_t created_unix_seconds;
-  std::byte unused[kBytes - 48];
-};
-static_assert(sizeof(ExtentFileHeader) == ExtentFileHeader::kBytes);
-static_assert(std::is_trivially_copyable_v<ExtentFileHeader>);
-
-/// One file of an NVMe store: a header block, then `extent_count` extents of `extent_bytes` each.
+/// One file of an NVMe store: `extent_count` extents of `extent_bytes` each, as extent_format.h says.
 ///
 /// It is named terrace-<pid>-<n>.extents, created new, locked (flock) for as long as this object lives, and removed by
-/// the destructor, which never throws; a forked child that destroys its copy leaves the file alone. It never grows
-/// beyond `capacity_bytes()`. Where the file system can, it is read and written directly, past the page cache: then
-/// offsets, lengths and memory are multiples of 4096 B. The header is written only once the lock is held, so a file
-/// with our header and without a lock was left by a dead process, however the two were interleaved. Constructor and
-/// `reserve_space` throw IoError with path, cause and a hint. Thread-safe.
+/// the destructor, which never throws; a forked child that destroys its copy leaves the file alone. Its size is
+/// `capacity_bytes()` from the start; space on the disk is taken as it is reserved. Where the file system can, it is
+/// read and written directly, past the page cache: then offsets, lengths and memory are multiples of 4096 B. The header
+/// is written only once the lock is held, so a file with our header and without a lock was left by a dead process,
+/// however the two were interleaved. Constructor and `reserve_space` throw IoError with path, cause and a hint.
+/// Thread-safe, for different extents.
 class ExtentFile {
  public:
   ExtentFile(const std::filesystem::path& folder, std::size_t extent_bytes, std::uint64_t extent_count);
@@ -46,10 +29,15 @@ class ExtentFile {
   ExtentFile& operator=(const ExtentFile&) = delete;
 
   const IoFile& file() const noexcept { return file_; }
-  std::uint64_t capacity_bytes() const noexcept { return offset_of(extent_count_); }
+  std::uint64_t capacity_bytes() const noexcept { return extent_file_bytes(extent_bytes_, extent_count_); }
   std::uint64_t offset_of(std::uint64_t extent) const noexcept {
     return ExtentFileHeader::kBytes + extent * extent_bytes_;
   }
+
+  /// Records what an extent holds from now on. It outlives the process, whatever ends that.
+  void record(std::uint64_t extent, std::uint64_t sequence, std::uint64_t bytes, std::uint64_t content_checksum);
+  /// Of a run of extents: they hold nothing.
+  void clear_records(std::uint64_t first_extent, std::uint64_t count);
 
   /// Whether transfers go past the page cache.
   bool direct() const noexcept { return direct_; }
@@ -62,10 +50,13 @@ class ExtentFile {
  private:
   ExtentFile();
   void create_in(const std::filesystem::path& folder);
+  void open_for_transfers();
   bool go_direct();
   void lock();
+  void make_room_for_records();
   void write_header();
 
+  IoFile bookkeeping_;  ///< the same file, by the page cache: its header and records
   IoFile file_;
   pid_t owner_;
   std::uint64_t extent_bytes_ = 0;

@@ -44,7 +44,7 @@ HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
 }
 
 HostArena::~HostArena() {
-  if (region_ != nullptr) ::munmap(region_, capacity_bytes());
+  if (region_ != nullptr && !keeps_mapped_) ::munmap(region_, capacity_bytes());
 }
 
 std::vector<std::byte*> HostArena::allocate(std::size_t count) {

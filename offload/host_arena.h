@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -32,6 +33,8 @@ class HostArena {
   std::size_t trim();
   /// From now on nothing is given back: whoever fixes the region in place for a device would not hear of it.
   void keep_all() noexcept;
+  /// Its addresses are never given to anything else, even after its end: the kernel may still use them.
+  void keep_mapped() noexcept { keeps_mapped_ = true; }
   /// All of it.
   std::span<std::byte> region() const noexcept { return {region_, region_ != nullptr ? capacity_bytes() : 0}; }
 
@@ -53,6 +56,7 @@ class HostArena {
   const std::size_t granule_count_;
   std::byte* region_ = nullptr;
 
+  std::atomic<bool> keeps_mapped_{false};
   mutable std::mutex mutex_;
   bool keeps_all_ = false;
   std::vector<std::size_t> untouched_;  // free granules without memory; the next one to hand out is last

@@ -54,8 +54,9 @@ class IoQueue {
   /// Submitted, and not yet handed back by `wait` or `poll`.
   virtual std::size_t in_flight() const noexcept = 0;
 
-  /// Starts an operation and never waits for it. What goes wrong then is told by its completion; only a submission
-  /// beyond `depth()` throws, LogicError.
+  /// Takes an operation and never waits for it; the drive may hear of it only at the next `poll` or `wait`, so that
+  /// several are handed over at once. What goes wrong is told by its completion; only a submission beyond `depth()`
+  /// throws, LogicError.
   virtual void submit(const IoOperation& operation) = 0;
 
   /// Appends what has completed. Blocks until there is something, or until `wake` was called since the last `wait`.
@@ -78,11 +79,11 @@ class IoEngine {
 
   virtual std::string_view name() const noexcept = 0;
 
-  /// `registered`: page-aligned regions that outlive the queue and in which the memory of most operations lies; may be
-  /// empty. They make transfers cheaper where the engine can register them with the kernel, and change nothing else.
-  /// Throws IoError, and LogicError if `depth` is 0.
-  virtual std::unique_ptr<IoQueue> open_queue(std::size_t depth,
-                                              std::span<const std::span<std::byte>> registered = {}) = 0;
+  /// `registered`: page-aligned regions that outlive the queue and in which the memory of most operations lies, and
+  /// `files` on which most of them are; either may be empty. They make transfers cheaper where the engine can register
+  /// them with the kernel, and change nothing else. Throws IoError, and LogicError if `depth` is 0.
+  virtual std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered = {},
+                                              std::span<const IoFile* const> files = {}) = 0;
 };
 
 }  // namespace terrace

@@ -1,7 +1,10 @@
-/// The blocks that wait for one link, the most urgent first; among equals, the transfer started first.
+/// What waits for one link, the most urgent first; among equals, the transfer started first.
 ///
-/// A block that goes on over a second link needs staging. Where there is none left, it is passed by those that
-/// need none.
+/// A transfer that goes on over a second link needs a staging block for each of its own. Where there is none left, it
+/// is passed by those that need none.
+///
+/// Write-backs are not starved: after `most_urgent_in_a_row` blocks of what is more urgent, one of theirs is next.
+/// Those who want bytes now may wait for the room that a write-back makes.
 ///
 /// Not thread-safe: guarded by the board's mutex.
 #pragma once
@@ -11,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "offload/staging.h"
 #include "offload/transfer_job.h"
@@ -19,23 +23,40 @@ namespace terrace {
 
 class LinkQueue {
  public:
+  static constexpr std::size_t most_urgent_in_a_row = 16;
+
+  /// All blocks of a transfer, whose first link this is.
+  void push(std::shared_ptr<TransferJob> job);
+  /// A block whose second link this is.
   void push(TransferBlock block);
 
   /// The most urgent block that can start. One that needs staging takes it from `staging`, unless its transfer has
   /// failed: then it will not move.
   std::optional<TransferBlock> pop(Staging& staging);
 
-  /// The job's priority was `from`; its blocks take their places by the one it has now.
+  bool empty() const noexcept { return staged_.empty() && direct_.empty() && passed_on_.empty(); }
+
+  /// The job's priority was `from`; what waits of it takes its place by the one it has now.
   void raise(const std::shared_ptr<TransferJob>& job, TransferPriority from);
 
  private:
-  using Key = std::tuple<TransferPriority, TransferId, std::size_t>;
-  using Blocks = std::map<Key, TransferBlock>;
+  using Turn = std::pair<TransferPriority, TransferId>;
 
-  static TransferBlock take_first(Blocks& blocks);
+  struct Waiting {
+    std::shared_ptr<TransferJob> job;
+    std::size_t next = 0;  ///< the first block that has not left the queue
+  };
+  using Jobs = std::map<Turn, Waiting>;
 
-  Blocks staged_;  // need a staging block
-  Blocks direct_;
+  bool has_write_back() const;
+  /// The most urgent that can start and is of one of these priorities.
+  std::optional<TransferBlock> pop_between(TransferPriority first, TransferPriority last, Staging& staging);
+  static TransferBlock take_block(Jobs& jobs, Jobs::iterator at);
+
+  Jobs staged_;  ///< need staging blocks
+  Jobs direct_;
+  std::map<std::tuple<TransferPriority, TransferId, std::size_t>, TransferBlock> passed_on_;  ///< on their second link
+  std::size_t urgent_in_a_row_ = 0;  ///< blocks that have passed a write-back since one left
 };
 
 }  // namespace terrace

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <system_error>
@@ -81,21 +82,26 @@ void make_nvme_folder(const fs::path& path) {
 
 std::uint64_t extents_a_path(std::size_t path_count, std::uint64_t capacity_bytes, std::size_t extent_bytes) {
   const std::uint64_t share = capacity_bytes / path_count;
-  const std::uint64_t smallest_share = ExtentFileHeader::kBytes + extent_bytes;
+  const std::uint64_t smallest_share = extent_file_bytes(extent_bytes, 1);
   if (share < smallest_share) {
     throw OutOfMemory("nvme: nvme.memory (" + format_bytes(capacity_bytes) + ") does not hold one extent of " +
                           format_bytes(extent_bytes) + " on each of " + std::to_string(path_count) + " paths",
                       "raise nvme.memory to at least " + format_bytes_exactly(smallest_share * path_count));
   }
-  return (share - ExtentFileHeader::kBytes) / extent_bytes;
+  std::uint64_t extents = (share - ExtentFileHeader::kBytes) / (extent_bytes + ExtentRecord::kBytes);
+  while (extent_file_bytes(extent_bytes, extents + 1) <= share) ++extents;
+  while (extent_file_bytes(extent_bytes, extents) > share) --extents;
+  return extents;
 }
 
-void require_nvme_room(const std::vector<fs::path>& paths, std::uint64_t capacity_bytes, Leftovers leftovers) {
+void require_nvme_room(const std::vector<fs::path>& paths, std::uint64_t capacity_bytes, std::size_t extent_bytes,
+                       Leftovers leftovers) {
   std::map<dev_t, FileSystem> systems = file_systems(paths);
   if (leftovers == Leftovers::still_there) count_leftovers(paths, systems);
   for (const auto& [device, file_system] : systems) {
-    // The headers are already written, so they are neither free any more nor needed again.
-    const std::uint64_t need = (capacity_bytes / paths.size() - ExtentFileHeader::kBytes) * file_system.path_count;
+    // Headers and records have their space already, so that it is neither free any more nor needed again.
+    const std::uint64_t need =
+        extents_a_path(paths.size(), capacity_bytes, extent_bytes) * extent_bytes * file_system.path_count;
     if (need <= file_system.free_bytes) continue;
     throw IoError("nvme: nvme.memory (" + format_bytes(capacity_bytes) + ") needs " + format_bytes(need) +
                       " on the file system of " + file_system.path.string() + ", where " +
@@ -111,6 +117,10 @@ std::uint64_t default_nvme_capacity(const std::vector<fs::path>& paths) {
   std::uint64_t share = ~std::uint64_t{0};
   for (const auto& [device, file_system] : systems) {
     share = std::min(share, file_system.free_bytes / 10 * 9 / file_system.path_count);
+  }
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    share = std::min<std::uint64_t>(share, limit.rlim_cur);
   }
   return share * paths.size();
 }

@@ -8,7 +8,8 @@
 
 namespace terrace {
 
-/// 90% of the free space that an even split over the paths can use, counting what dead processes left as free.
+/// 90% of the free space that an even split over the paths can use, counting what dead processes left as free, and no
+/// more than files may have of this process.
 /// Changes nothing on disk; the paths need not exist yet. Throws IoError.
 std::uint64_t default_nvme_capacity(const std::vector<std::filesystem::path>& paths);
 
@@ -26,6 +27,6 @@ enum class Leftovers { removed, still_there };
 /// still there are a part. To be asked when each path has its extent file: a file system that cannot be written may
 /// report no free space, and headers are counted as written.
 void require_nvme_room(const std::vector<std::filesystem::path>& paths, std::uint64_t capacity_bytes,
-                       Leftovers leftovers);
+                       std::size_t extent_bytes, Leftovers leftovers);
 
 }  // namespace terrace

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "offload/nvme_paths.h"
 
@@ -54,10 +55,11 @@ NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, 
   }
   // The files come before the free space, because a file system that cannot be written may report none.
   for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file);
-  require_nvme_room(paths_, capacity_bytes_, Leftovers::removed);
+  require_nvme_room(paths_, capacity_bytes_, extent_bytes_, Leftovers::removed);
 
   free_extents_ = extents_per_file * paths_.size();
   extents_.resize(free_extents_);
+  failing_.resize(paths_.size());
   free_runs_.emplace(0, free_extents_);
 }
 
@@ -72,6 +74,12 @@ std::string NvmeStore::describe(ExtentId extent) const {
 std::vector<fs::path> NvmeStore::files() const {
   std::vector<fs::path> result;
   for (const ExtentFile& file : files_) result.push_back(file.file().path);
+  return result;
+}
+
+std::vector<const IoFile*> NvmeStore::io_files() const {
+  std::vector<const IoFile*> result;
+  for (const ExtentFile& file : files_) result.push_back(&file.file());
   return result;
 }
 
@@ -112,13 +120,16 @@ std::vector<ExtentId> NvmeStore::reserve(std::size_t count) {
   return extents;
 }
 
-std::vector<ExtentId> NvmeStore::take(const Lock&, std::size_t count) {
+std::vector<ExtentId> NvmeStore::take(const Lock& lock, std::size_t count) {
   if (count > free_extents_) {
     throw OutOfMemory("nvme: " + std::to_string(count) + " extents of " + format_bytes(extent_bytes_) +
                           " do not fit: of " + std::to_string(extents_.size()) + ", " +
                           std::to_string(extents_.size() - free_extents_ - retired_extents_) + " are in use and " +
                           std::to_string(retired_extents_) + " are bad",
                       "raise nvme.memory (now " + format_bytes(capacity_bytes_) + ")");
+  }
+  if (std::find(failing_.begin(), failing_.end(), true) != failing_.end()) {
+    return take_beside_failing_files(lock, count);
   }
   std::vector<ExtentId> extents;
   extents.reserve(count);
@@ -140,6 +151,33 @@ std::vector<ExtentId> NvmeStore::take(const Lock&, std::size_t count) {
   if (whole != free_runs_.end() && count > 0) take_from(whole);
   while (extents.size() < count) take_from(free_runs_.begin());
   return extents;
+}
+
+/// The lowest that are not in a failing file, and only then others.
+std::vector<ExtentId> NvmeStore::take_beside_failing_files(const Lock& lock, std::size_t count) {
+  std::vector<ExtentId> extents;
+  for (const bool of_failing : {false, true}) {
+    for (const auto& [first, length] : free_runs_) {
+      for (std::uint64_t id = first; id < first + length && extents.size() < count; ++id) {
+        if (failing_[id % files_.size()] == of_failing) extents.push_back(ExtentId{id});
+      }
+    }
+  }
+  for (const ExtentId extent : extents) take_one(lock, number(extent));
+  return extents;
+}
+
+void NvmeStore::take_one(const Lock&, std::uint64_t id) {
+  const auto run = std::prev(free_runs_.upper_bound(id));
+  const auto [first, length] = *run;
+  if (id + 1 < first + length) free_runs_.emplace(id + 1, first + length - id - 1);
+  if (id == first) {
+    free_runs_.erase(run);
+  } else {
+    run->second = id - first;
+  }
+  extents_[id].state = State::held;
+  --free_extents_;
 }
 
 void NvmeStore::give_back(const Lock&, ExtentId extent) {
@@ -168,24 +206,42 @@ void NvmeStore::give_back(const Lock&, ExtentId extent) {
   }
 }
 
+/// Visits runs of neighbours in a file, each with the place of its first in the file.
+template <class Visit>
+void NvmeStore::for_each_run(std::vector<ExtentId>& extents, Visit&& visit) {
+  const std::uint64_t stride = files_.size();
+  std::sort(extents.begin(), extents.end(), [&](ExtentId a, ExtentId b) {
+    return std::pair(number(a) % stride, number(a)) < std::pair(number(b) % stride, number(b));
+  });
+  for (std::size_t first = 0; first < extents.size();) {
+    std::size_t end = first + 1;
+    while (end < extents.size() && number(extents[end]) == number(extents[end - 1]) + stride) ++end;
+    visit(std::span(extents).subspan(first, end - first), number(extents[first]) / stride);
+    first = end;
+  }
+}
+
 void NvmeStore::give_space_to(std::span<const ExtentId> extents) {
-  // By file, then by place in it: one call for each run of neighbours.
   std::vector<ExtentId> without;
   {
     const Lock lock(mutex_);
     std::copy_if(extents.begin(), extents.end(), std::back_inserter(without),
                  [&](ExtentId extent) { return !extents_[number(extent)].has_space; });
   }
-  const std::uint64_t stride = files_.size();
-  std::sort(without.begin(), without.end(), [&](ExtentId a, ExtentId b) {
-    return std::pair(number(a) % stride, number(a)) < std::pair(number(b) % stride, number(b));
-  });
-  for (std::size_t first = 0; first < without.size();) {
-    std::size_t end = first + 1;
-    while (end < without.size() && number(without[end]) == number(without[end - 1]) + stride) ++end;
-    file_of(without[first]).reserve_space(number(without[first]) / stride, end - first);
+  for_each_run(without, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
+    file_of(run.front()).reserve_space(first_in_file, run.size());
     const Lock lock(mutex_);
-    for (; first < end; ++first) extents_[number(without[first])].has_space = true;
+    for (const ExtentId extent : run) extents_[number(extent)].has_space = true;
+  });
+}
+
+void NvmeStore::clear_records(std::vector<ExtentId> extents) {
+  try {
+    for_each_run(extents, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
+      file_of(run.front()).clear_records(first_in_file, run.size());
+    });
+  } catch (const Error& error) {
+    log(LogLevel::warning, error.message());
   }
 }
 
@@ -195,15 +251,32 @@ void NvmeStore::release(std::span<const ExtentId> extents) {
   if (std::adjacent_find(ordered.begin(), ordered.end()) != ordered.end()) {
     throw LogicError("nvme: release of the same extent twice");
   }
+  std::vector<ExtentId> recorded;
+  {
+    const Lock lock(mutex_);
+    for (ExtentId extent : ordered) idle(lock, extent, "release");
+    for (ExtentId extent : ordered) {
+      if (std::exchange(extents_[number(extent)].has_record, false)) recorded.push_back(extent);
+      extents_[number(extent)].state = State::leaving;
+    }
+  }
+  // Before others can have them: what they write is not to be cleared.
+  clear_records(std::move(recorded));
   const Lock lock(mutex_);
-  for (ExtentId extent : ordered) idle(lock, extent, "release");
   for (ExtentId extent : ordered) give_back(lock, extent);
 }
 
 void NvmeStore::retire(ExtentId extent) {
-  const Lock lock(mutex_);
-  idle(lock, extent, "retirement").state = State::retired;
-  ++retired_extents_;
+  bool recorded = false;
+  {
+    const Lock lock(mutex_);
+    Extent& entry = idle(lock, extent, "retirement");
+    entry.state = State::retired;
+    recorded = std::exchange(entry.has_record, false);
+    ++retired_extents_;
+    failing_[number(extent) % files_.size()] = true;
+  }
+  if (recorded) clear_records({extent});
 }
 
 NvmeStore::Extent& NvmeStore::known(const Lock&, ExtentId extent, const char* what) {
@@ -218,9 +291,9 @@ NvmeStore::Extent& NvmeStore::known(const Lock&, ExtentId extent, const char* wh
 NvmeStore::Extent& NvmeStore::held(const Lock& lock, ExtentId extent, const char* what) {
   Extent& entry = known(lock, extent, what);
   const std::uint64_t id = number(extent);
-  if (entry.state == State::free || entry.state == State::retired) {
+  if (entry.state == State::free || entry.state == State::retired || entry.state == State::leaving) {
     throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + " (" + describe(extent) +
-                     "), which is " + (entry.state == State::free ? "not reserved" : "retired"));
+                     "), which is " + (entry.state == State::retired ? "retired" : "not reserved"));
   }
   if (entry.writing) {
     throw LogicError("nvme: " + std::string(what) + " of extent " + std::to_string(id) + " (" + describe(extent) +
@@ -263,15 +336,34 @@ IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_
   Extent& entry = extents_[number(extent)];
   entry.checksum = checksum;
   entry.length = bytes;
+  entry.sequence = next_sequence_++;
   return operation(IoOperation::Direction::write, extent, block, bytes);
 }
 
 void NvmeStore::end_write(ExtentId extent, bool written) {
+  Extent now;
+  {
+    const Lock lock(mutex_);
+    Extent& entry = known(lock, extent, "end of write");
+    if (!entry.writing) throw no_transfer("write", extent, describe(extent));
+    now = entry;
+  }
+  std::exception_ptr error;
+  try {
+    // While it counts as being written nobody else touches its record.
+    if (written) file_of(extent).record(number(extent) / files_.size(), now.sequence, now.length, now.checksum);
+  } catch (...) {
+    error = std::current_exception();
+  }
   const Lock lock(mutex_);
-  Extent& entry = known(lock, extent, "end of write");
-  if (!entry.writing) throw no_transfer("write", extent, describe(extent));
+  Extent& entry = extents_[number(extent)];
   entry.writing = false;
-  if (written) entry.state = State::written;
+  if (error) std::rethrow_exception(error);
+  if (written) {
+    entry.state = State::written;
+    entry.has_record = true;
+    failing_[number(extent) % files_.size()] = false;
+  }
 }
 
 IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {

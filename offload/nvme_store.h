@@ -24,7 +24,8 @@ enum class ExtentId : std::uint64_t {};
 /// `capacity_bytes` is everything the store occupies, headers included; the files never grow beyond their even share
 /// of it. Space on the drive is set aside when an extent is first reserved, so a full disk is told by `reserve`.
 /// The files are the store's own, locked while it lives and removed with it; those left by killed processes are
-/// removed at construction, any other file is left alone.
+/// removed at construction, any other file is left alone. What an extent holds is recorded beside it when it has been
+/// written, so that of a store whose process was killed can be told what is whole (dead_extent_file.h).
 ///
 /// The store moves no bytes: it says which operation does, and the caller has a queue carry that out between
 /// `begin_...` and `end_...`, one of the latter for each of the former, whatever becomes of the operation.
@@ -42,10 +43,12 @@ class NvmeStore {
   NvmeStore(const NvmeStore&) = delete;
   NvmeStore& operator=(const NvmeStore&) = delete;
 
-  /// All or none: `count` extents, with contiguous ids where there is such a run. Throws OutOfMemory if that many are
+  /// All or none: `count` extents, with contiguous ids where there is such a run, and while there are others not on a
+  /// path whose last write failed. Throws OutOfMemory if that many are
   /// not free, IoError if the drive has no space for them.
   std::vector<ExtentId> reserve(std::size_t count);
-  /// All or none: throws LogicError, and releases nothing, if one of them is not held or has I/O in flight.
+  /// All or none: throws LogicError, and releases nothing, if one of them is not held or has I/O in flight. That their
+  /// records could not be cleared is logged: it matters only to who looks at the store once it is dead.
   void release(std::span<const ExtentId> extents);
   /// Takes a bad extent out of use for good; the holder must not release it as well.
   void retire(ExtentId extent);
@@ -56,7 +59,8 @@ class NvmeStore {
   /// Starts a write of `bytes`, at most `extent_bytes()`; what follows in the last unit is set to zero. The checksum is
   /// taken here, so `block` must not change any more. Until `end_write` the extent counts as never written.
   IoOperation begin_write(ExtentId extent, std::byte* block, std::size_t bytes);
-  /// `written`: every byte was. If not, the extent goes on counting as never written.
+  /// `written`: every byte was. If not, the extent goes on counting as never written, as it does where the record of
+  /// the write fails: that is thrown, an IoError.
   void end_write(ExtentId extent, bool written);
 
   /// Starts a read of exactly as many bytes as were written last. Several may be under way at once.
@@ -76,26 +80,33 @@ class NvmeStore {
   /// Where an extent lies, for messages: "PATH, offset O".
   std::string describe(ExtentId extent) const;
   std::vector<std::filesystem::path> files() const;
+  /// What its operations are on; they live as long as the store.
+  std::vector<const IoFile*> io_files() const;
   /// For the log: what the constructor removed.
   const std::vector<std::filesystem::path>& removed_files() const noexcept { return removed_files_; }
   /// Whether all transfers go past the page cache.
   bool direct() const noexcept;
 
  private:
-  enum class State : std::uint8_t { free, held, written, retired };
+  enum class State : std::uint8_t { free, held, written, leaving, retired };
   struct Extent {
     std::uint64_t checksum = 0;
+    std::uint64_t sequence = 0;  ///< of the last write
     std::size_t length = 0;
     std::uint32_t readers = 0;
     State state = State::free;
     bool writing = false;
     bool has_space = false;
+    bool has_record = false;
   };
   ExtentFile& file_of(ExtentId extent) { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   const ExtentFile& file_of(ExtentId extent) const { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   std::uint64_t offset_of(ExtentId extent) const;
   IoOperation operation(IoOperation::Direction direction, ExtentId extent, std::byte* block, std::size_t bytes) const;
   void give_space_to(std::span<const ExtentId> extents);
+  void clear_records(std::vector<ExtentId> extents);
+  template <class Visit>
+  void for_each_run(std::vector<ExtentId>& extents, Visit&& visit);
 
   // These need `mutex_`, which the caller passes as proof.
   using Lock = std::unique_lock<std::mutex>;
@@ -103,6 +114,8 @@ class NvmeStore {
   Extent& held(const Lock&, ExtentId extent, const char* what);
   Extent& idle(const Lock&, ExtentId extent, const char* what);
   std::vector<ExtentId> take(const Lock&, std::size_t count);
+  std::vector<ExtentId> take_beside_failing_files(const Lock&, std::size_t count);
+  void take_one(const Lock&, std::uint64_t id);
   void give_back(const Lock&, ExtentId extent);
 
   const std::vector<std::filesystem::path> paths_;
@@ -116,6 +129,8 @@ class NvmeStore {
   std::map<std::uint64_t, std::uint64_t> free_runs_;  // first id of a run of free extents -> how many
   std::uint64_t free_extents_ = 0;
   std::uint64_t retired_extents_ = 0;
+  std::uint64_t next_sequence_ = 1;
+  std::vector<bool> failing_;  ///< by file: extents of it were retired, and no write has succeeded since
 };
 
 }  // namespace terrace

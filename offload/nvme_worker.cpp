@@ -1,10 +1,12 @@
 #include "offload/nvme_worker.h"
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
-#include <vector>
+
+#include "base/error.h"
 
 namespace terrace {
 namespace {
@@ -14,12 +16,34 @@ constexpr std::size_t bytes_in_flight = std::size_t{8} << 20U;
 constexpr std::size_t fewest_operations = 8;
 constexpr std::size_t most_operations = 64;
 
-std::unique_ptr<IoQueue> open_queue(TransferBoard& board, IoEngine& engine, Link link) {
+/// What is gathered before the drive hears of it: enough that small blocks go to it together, little enough that it
+/// never waits for long while checksums are taken.
+constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
+
+std::unique_ptr<IoQueue> open_queue(TransferBoard& board, const NvmeStore& store, IoEngine& engine, Link link) {
   std::vector<std::span<std::byte>> registered;
   for (std::byte* block : board.staging_blocks(link)) {
     registered.emplace_back(block, board.block_bytes());
   }
-  return engine.open_queue(NvmeWorker::queue_depth(board.block_bytes()), registered);
+  return engine.open_queue(NvmeWorker::queue_depth(board.block_bytes()), registered, store.io_files());
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.message();
+  } catch (const std::exception& other) {
+    return other.what();
+  }
+}
+
+/// Queues that the kernel may still work on, until the process ends.
+void keep_for_good(std::unique_ptr<IoQueue> queue) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<IoQueue>>;  // reachable, and never destroyed
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(queue));
 }
 
 }  // namespace
@@ -29,71 +53,124 @@ std::size_t NvmeWorker::queue_depth(std::size_t block_bytes) noexcept {
 }
 
 NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link)
-    : board_(board), store_(store), link_(link), io_(open_queue(board, engine, link)), thread_([this] { work(); }) {}
+    : board_(board), store_(store), link_(link), io_(open_queue(board, store, engine, link)), thread_([this] {
+        work();
+      }) {}
 
-void NvmeWorker::work() {
-  std::vector<IoCompletion> completions;
-  for (;;) {
-    std::optional<TransferBlock> next;
-    {
-      const TransferBoard::Lock lock = board_.lock();
-      if (moving_.size() < io_->depth()) {
-        next = board_.pop(link_, lock);
-      }
-      if (!next && moving_.empty() && board_.stopping(lock)) {
-        return;
-      }
-    }
-    completions.clear();
-    if (next) {
-      start(std::move(*next));
-    }
-    try {
-      if (next) {
-        io_->poll(completions);
-      } else {
-        io_->wait(completions);
-      }
-    } catch (...) {
-      fail_all(std::current_exception());
-    }
-    for (const IoCompletion& completion : completions) {
-      finish(completion);
-    }
+NvmeWorker::~NvmeWorker() {
+  if (!unanswered_.empty()) {
+    keep_for_good(std::move(io_));
   }
 }
 
-void NvmeWorker::start(TransferBlock block) {
-  const auto at = moving_.insert(moving_.end(), std::move(block));
+void NvmeWorker::wake() noexcept {
+  io_->wake();
+  work_.notify_one();
+}
+
+void NvmeWorker::tick() noexcept {
+  ++ticks_;
+  io_->wake();
+}
+
+void NvmeWorker::work() {
+  std::vector<IoCompletion> ended;
+  std::vector<IoCompletion> next;
+  for (;;) {
+    const Filled filled = fill();
+    if (filled == Filled::nothing_will_come && ended.empty()) {
+      return;
+    }
+    next.clear();
+    receive(next, ended.empty() ? filled : Filled::in_part);
+    for (const IoCompletion& completion : ended) {
+      finish(completion);
+    }
+    ended.swap(next);
+    give_up_on_the_unanswered(ended);
+  }
+}
+
+/// Gives the queue what it has room for, or as much of it as goes to the drive at once.
+NvmeWorker::Filled NvmeWorker::fill() {
+  std::size_t bytes = 0;
+  while (bytes < bytes_at_once) {
+    std::optional<TransferBlock> next;
+    {
+      const TransferBoard::Lock lock = board_.lock();
+      if (dead_ || io_->in_flight() < io_->depth()) {
+        next = board_.pop(link_, lock);
+      }
+      if (!next) {
+        return moving_.empty() && board_.stopping(lock) ? Filled::nothing_will_come : Filled::all;
+      }
+    }
+    bytes += start(std::move(*next));
+  }
+  return Filled::in_part;
+}
+
+/// Returns how many bytes are with the queue now.
+std::size_t NvmeWorker::start(TransferBlock block) {
+  const auto at = moving_.insert(moving_.end(), {.block = std::move(block), .since = ticks_});
+  const TransferBlock& started = at->block;
   try {
     if (dead_) {
       std::rethrow_exception(dead_);
     }
-    if (!board_.begin(*at)) {
+    if (!board_.begin(started)) {
       end(at, nullptr);
-      return;
+      return 0;
     }
-    IoOperation operation = link_ == Link::nvme_to_host ? store_.begin_read(at->on_nvme(), at->on_host(), at->bytes())
-                                                        : store_.begin_write(at->on_nvme(), at->on_host(), at->bytes());
+    IoOperation operation = link_ == Link::nvme_to_host
+                                ? store_.begin_read(started.on_nvme(), started.on_host(), started.bytes())
+                                : store_.begin_write(started.on_nvme(), started.on_host(), started.bytes());
     operation.owner = &*at;
     io_->submit(operation);
+    return operation.bytes;
   } catch (...) {
     end(at, std::current_exception());
+    return 0;
+  }
+}
+
+/// Hands the drive what `fill` has gathered, and takes what has ended; waits for that where nothing else is to be done.
+void NvmeWorker::receive(std::vector<IoCompletion>& done, Filled filled) {
+  if (broken_) {
+    TransferBoard::Lock lock = board_.lock();
+    if (filled == Filled::all && !board_.has_work(link_, lock) && !board_.stopping(lock)) {
+      work_.wait(lock);
+    }
+    return;
+  }
+  try {
+    if (filled == Filled::all) {
+      io_->wait(done);
+    } else {
+      io_->poll(done);
+    }
+  } catch (...) {
+    broken_ = true;
+    die(std::current_exception());
+    while (!moving_.empty()) {
+      give_up_on(moving_.begin(), message_of(std::current_exception()));
+    }
   }
 }
 
 void NvmeWorker::finish(const IoCompletion& completion) {
-  const auto at = std::find_if(moving_.begin(), moving_.end(),
-                               [&](const TransferBlock& block) { return &block == completion.owner; });
+  const auto is_owner = [&](const Moving& moving) { return &moving == completion.owner; };
+  const auto at = std::find_if(moving_.begin(), moving_.end(), is_owner);
   if (at == moving_.end()) {
-    return;
+    return;  // an answer that came too late
   }
-  const TransferJob& job = *at->job;
-  const ExtentId extent = at->on_nvme();
+  const TransferBlock& block = at->block;
+  const TransferJob& job = *block.job;
+  const ExtentId extent = block.on_nvme();
   std::exception_ptr error = completion.error;
   try {
     if (link_ == Link::nvme_to_host) {
-      store_.end_read(extent, at->on_host(), error);
+      store_.end_read(extent, block.on_host(), error);
     } else {
       store_.end_write(extent, error == nullptr);
     }
@@ -104,23 +181,49 @@ void NvmeWorker::finish(const IoCompletion& completion) {
     job.request.write_failed(extent, error);
   }
   if (!error && link_ == Link::nvme_to_host && job.route.second) {
-    TransferBlock block = std::move(*at);
+    TransferBlock next = std::move(at->block);
     moving_.erase(at);
-    board_.pass_on(std::move(block));
+    board_.pass_on(std::move(next));
     return;
   }
   end(at, error);
 }
 
-void NvmeWorker::fail_all(std::exception_ptr error) {
-  dead_ = error;
-  while (!moving_.empty()) {
-    finish({.owner = &moving_.front(), .error = error});
+/// But not on what has been answered, however long ago.
+void NvmeWorker::give_up_on_the_unanswered(const std::vector<IoCompletion>& answered) {
+  const std::uint64_t now = ticks_;
+  for (auto at = moving_.begin(); at != moving_.end();) {
+    const auto next = std::next(at);
+    if (now - at->since > most_ticks &&
+        std::none_of(answered.begin(), answered.end(), [&](const auto& each) { return each.owner == &*at; })) {
+      give_up_on(at, "the drive does not answer");
+    }
+    at = next;
   }
 }
 
-void NvmeWorker::end(Moving::iterator at, std::exception_ptr error) {
-  TransferBlock block = std::move(*at);
+void NvmeWorker::give_up_on(AllMoving::iterator at, const std::string& why) {
+  const TransferBlock& block = at->block;
+  const Unanswered lost("nvme: " + std::string(link_ == Link::nvme_to_host ? "read" : "write") + " of " +
+                            std::to_string(block.bytes()) + " B, " + store_.describe(block.on_nvme()) +
+                            ", has no end: " + why,
+                        "look at the drive and the system's log, and begin again from a checkpoint");
+  die(std::make_exception_ptr(
+      IoError("nvme: nothing more is asked of a drive that was lost: " + lost.message(), lost.hint())));
+  TransferBlock ended = block;
+  unanswered_.splice(unanswered_.end(), moving_, at);  // its address may still come back with a completion
+  board_.abandon(std::move(ended), std::make_exception_ptr(lost));
+}
+
+void NvmeWorker::die(const std::exception_ptr& error) {
+  if (!dead_) {
+    dead_ = error;
+    board_.lose(link_, error);
+  }
+}
+
+void NvmeWorker::end(AllMoving::iterator at, std::exception_ptr error) {
+  TransferBlock block = std::move(at->block);
   moving_.erase(at);
   board_.end(std::move(block), std::move(error));
 }

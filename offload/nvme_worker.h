@@ -1,16 +1,23 @@
 /// The worker of a link between host and NVMe: keeps an I/O queue filled with the link's blocks and settles each by
-/// its completion.
+/// its completion. While it verifies what has come, the drive works on what comes next.
 ///
-/// A queue that throws is of no use any more: what is with it, and all that would follow, fails with that error.
+/// A queue that throws, and one of whose operations is not answered in time, is of no use any
+/// more: what would follow fails with that error, and what is with it ends as Unanswered. Nobody knows whether the
+/// kernel still reads or writes that memory, so that neither the arena nor the queue is ever taken down.
 ///
-/// Threads: its own, which alone touches the queue; `wake` from any.
+/// Threads: its own, which alone touches the queue; `wake` and `tick` from any.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <list>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "offload/io_engine.h"
 #include "offload/nvme_store.h"
@@ -20,34 +27,53 @@ namespace terrace {
 
 class NvmeWorker final : public LinkWorker {
  public:
+  /// Ticks for which an operation may go without an answer.
+  static constexpr std::uint64_t most_ticks = 60;
+
   /// How many blocks of that size may be with a drive at once, each way.
   static std::size_t queue_depth(std::size_t block_bytes) noexcept;
 
-  /// Opens its queue on the engine, with the link's staging blocks registered. Throws IoError where that fails.
+  /// Opens its queue on the engine, with the link's staging blocks and the store's files registered. Throws IoError
+  /// where that fails.
   NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link);
-  ~NvmeWorker() override = default;
+  ~NvmeWorker() override;
   NvmeWorker(const NvmeWorker&) = delete;
   NvmeWorker& operator=(const NvmeWorker&) = delete;
 
-  void wake() noexcept override { io_->wake(); }
+  void wake() noexcept override;
+  void tick() noexcept override;
   void join() override { thread_.join(); }
 
  private:
-  using Moving = std::list<TransferBlock>;  // addresses are the operations' owners
+  /// A block that is with the drive. Its address is the operation's owner.
+  struct Moving {
+    TransferBlock block;
+    std::uint64_t since = 0;  ///< the tick at which it was submitted
+  };
+  using AllMoving = std::list<Moving>;
+  enum class Filled { all, in_part, nothing_will_come };
 
   void work();
-  void start(TransferBlock block);
+  Filled fill();
+  std::size_t start(TransferBlock block);
+  void receive(std::vector<IoCompletion>& done, Filled filled);
   void finish(const IoCompletion& completion);
-  void fail_all(std::exception_ptr error);
-  void end(Moving::iterator at, std::exception_ptr error);
+  void give_up_on_the_unanswered(const std::vector<IoCompletion>& answered);
+  void give_up_on(AllMoving::iterator at, const std::string& why);
+  void die(const std::exception_ptr& error);
+  void end(AllMoving::iterator at, std::exception_ptr error);
 
   TransferBoard& board_;
   NvmeStore& store_;
   const Link link_;
-  const std::unique_ptr<IoQueue> io_;
-  Moving moving_;  // with the drive
-  std::exception_ptr dead_;
-  std::thread thread_;  // last: it uses all of the above
+  std::unique_ptr<IoQueue> io_;
+  std::atomic<std::uint64_t> ticks_{0};
+  std::condition_variable work_;  ///< in place of a queue that is broken
+  AllMoving moving_;
+  AllMoving unanswered_;
+  bool broken_ = false;      ///< the queue throws
+  std::exception_ptr dead_;  ///< what everything fails with from now on
+  std::thread thread_;       // last: it uses all of the above
 };
 
 }  // namespace terrace

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "offload/host_arena.h"
@@ -31,12 +33,20 @@ class Staging {
 
   void give_back(std::byte* block) { free_.push_back(block); }
 
+  /// What needs a block from now on fails with this error: the drive at the other end is lost.
+  void fail(std::exception_ptr error) { failure_ = std::move(error); }
+  const std::exception_ptr& failure() const noexcept { return failure_; }
+
+  /// A block that was lent does not come back, and is never given back to the arena.
+  void lose(std::byte* block) { std::erase(all_, block); }
+
   std::span<std::byte* const> blocks() const noexcept { return all_; }
 
  private:
   HostArena& arena_;
-  const std::vector<std::byte*> all_;
+  std::vector<std::byte*> all_;
   std::vector<std::byte*> free_;
+  std::exception_ptr failure_;
 };
 
 }  // namespace terrace

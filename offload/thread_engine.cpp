@@ -98,7 +98,8 @@ class ThreadQueue : public IoQueue {
 
 }  // namespace
 
-std::unique_ptr<IoQueue> ThreadEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>>) {
+std::unique_ptr<IoQueue> ThreadEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>>,
+                                                  std::span<const IoFile* const>) {
   if (depth == 0) throw LogicError("nvme: a queue needs a depth of at least 1");
   try {
     return std::make_unique<ThreadQueue>(depth);

@@ -8,8 +8,8 @@ namespace terrace {
 class ThreadEngine : public IoEngine {
  public:
   std::string_view name() const noexcept override { return "threads"; }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth,
-                                      std::span<const std::span<std::byte>> registered = {}) override;
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered = {},
+                                      std::span<const IoFile* const> files = {}) override;
 };
 
 }  // namespace terrace

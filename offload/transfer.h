@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/error.h"
 #include "offload/device.h"
 #include "offload/nvme_store.h"
 #include "offload/tier.h"
@@ -20,6 +21,19 @@ inline constexpr std::size_t transfer_priority_count = 4;
 
 /// Names a transfer that was started; never reused.
 enum class TransferId : std::uint64_t {};
+
+/// How a transfer ends that was cancelled before anything of it had started.
+class Cancelled : public Error {
+ public:
+  using Error::Error;
+};
+
+/// How a transfer ends of which nobody knows whether the drive still works on it: its host memory and its extents are
+/// not to be used again, and stay taken.
+class Unanswered : public IoError {
+ public:
+  using IoError::IoError;
+};
 
 /// Where the bytes are on the tiers that the transfer touches. On host and NVMe they lie in blocks of a granule.
 struct TransferPlaces {

@@ -8,7 +8,8 @@
 namespace terrace {
 
 TransferBoard::TransferBoard(HostArena& arena, std::size_t staging_blocks_each_way, TransferObserver* observer)
-    : block_bytes_(arena.granule_bytes()),
+    : arena_(arena),
+      block_bytes_(arena.granule_bytes()),
       observer_(observer),
       staging_in_(arena, staging_blocks_each_way),
       staging_out_(arena, staging_blocks_each_way) {}
@@ -34,20 +35,21 @@ TransferId TransferBoard::start(TransferRequest request) {
   job->block_bytes = block_bytes_;
   const Route& route = job->route;
   const auto has_worker = [&](Link link) { return workers_[index_of(link)] != nullptr; };
-  const auto blocks = static_cast<std::size_t>((job->request.bytes + block_bytes_ - 1) / block_bytes_);
-  if (blocks == 0 || (job->request.fill ? job->request.to == Tier::nvme : job->request.from == job->request.to) ||
+  job->blocks = static_cast<std::size_t>((job->request.bytes + block_bytes_ - 1) / block_bytes_);
+  job->blocks_left = job->blocks;
+  if (job->blocks == 0 || (job->request.fill ? job->request.to == Tier::nvme : job->request.from == job->request.to) ||
       !has_worker(route.first) || (route.second && !has_worker(*route.second))) {
     throw LogicError("transfer: nothing can move from " + std::string(name_of(job->request.from)) + " to " +
                      std::string(name_of(job->request.to)) + ", " + std::to_string(job->request.bytes) + " B");
   }
-  job->blocks_left = blocks;
   {
     const Lock lock(mutex_);
+    if (jobs_.size() == most_transfers) {
+      throw LogicError("transfer: " + std::to_string(most_transfers) + " are under way, and no more may be");
+    }
     job->id = static_cast<TransferId>(next_id_++);
     jobs_.emplace(static_cast<std::uint64_t>(job->id), job);
-    for (std::size_t block = 0; block < blocks; ++block) {
-      queues_[index_of(route.first)].push({.job = job, .index = block});
-    }
+    queues_[index_of(route.first)].push(job);
   }
   wake(route.first);
   return job->id;
@@ -64,6 +66,32 @@ void TransferBoard::raise(TransferId id, TransferPriority priority) {
   queues_[index_of(job->route.first)].raise(job, before);
   if (job->route.second) {
     queues_[index_of(*job->route.second)].raise(job, before);
+  }
+}
+
+bool TransferBoard::cancel(TransferId id) {
+  std::shared_ptr<TransferJob> job;
+  {
+    const Lock lock(mutex_);
+    const auto found = jobs_.find(static_cast<std::uint64_t>(id));
+    if (found == jobs_.end() || found->second->started_ns != 0 || found->second->error) {
+      return false;
+    }
+    job = found->second;
+    job->error = std::make_exception_ptr(Cancelled("transfer: cancelled before it started"));
+    // It moves nothing, and is soon over.
+    const TransferPriority before = std::exchange(job->request.priority, TransferPriority::demand);
+    queues_[index_of(job->route.first)].raise(job, before);
+  }
+  wake(job->route.first);
+  return true;
+}
+
+void TransferBoard::tick() noexcept {
+  for (const auto& worker : workers_) {
+    if (worker) {
+      worker->tick();
+    }
   }
 }
 
@@ -128,6 +156,28 @@ void TransferBoard::end(TransferBlock block, std::exception_ptr error) {
   if (last) {
     finish(job);
   }
+}
+
+void TransferBoard::lose(Link link, const std::exception_ptr& error) {
+  {
+    const Lock lock(mutex_);
+    staging_of(link).fail(error);
+  }
+  if (link == Link::host_to_nvme) {
+    wake(Link::device_to_host);  // where others wait for staging on the way
+  }
+}
+
+void TransferBoard::abandon(TransferBlock block, std::exception_ptr error) {
+  arena_.keep_mapped();
+  {
+    const Lock lock(mutex_);
+    block.job->error = error;  // more than an error before it, which leaves memory that can be used again
+    if (block.staging != nullptr) {
+      staging_of(block.job->route.first).lose(std::exchange(block.staging, nullptr));
+    }
+  }
+  end(std::move(block), std::move(error));
 }
 
 void TransferBoard::finish(TransferJob& job) {

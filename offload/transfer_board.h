@@ -2,8 +2,8 @@
 /// transfer is.
 ///
 /// Threads: each link has a worker with a thread of its own. All functions may be called from any of them, and
-/// `start`, `raise` and `wait_until_idle` from any thread at all. One mutex guards everything that changes; it is
-/// never held across a copy, I/O or a callback.
+/// `start`, `raise`, `cancel` and `wait_until_idle` from any thread at all. One mutex guards everything that changes;
+/// it is never held across a copy, I/O or a callback.
 #pragma once
 
 #include <array>
@@ -32,6 +32,8 @@ class LinkWorker {
   virtual ~LinkWorker() = default;
   /// There may be something to do. From any thread.
   virtual void wake() noexcept = 0;
+  /// Time has passed. From any thread.
+  virtual void tick() noexcept {}
   /// Waits for the thread's end.
   virtual void join() = 0;
 };
@@ -41,6 +43,7 @@ class TransferBoard {
   using Lock = std::unique_lock<std::mutex>;
   /// Bytes by link and kind.
   using Moved = std::array<std::array<std::uint64_t, kind_count>, link_count>;
+  static constexpr std::size_t most_transfers = 4096;  ///< that have not ended
 
   TransferBoard(HostArena& arena, std::size_t staging_blocks_each_way, TransferObserver* observer);
   /// Stops and joins the workers. Nothing may be under way any more.
@@ -53,7 +56,9 @@ class TransferBoard {
 
   TransferId start(TransferRequest request);
   void raise(TransferId id, TransferPriority priority);
+  bool cancel(TransferId id);
   void wait_until_idle();
+  void tick() noexcept;
   /// Bytes of the transfers that have succeeded; of those, exactly, that ended by `at_ns`, if that is asked for.
   Moved moved(std::int64_t* at_ns = nullptr) const;
 
@@ -67,6 +72,7 @@ class TransferBoard {
   bool stopping(const Lock&) const noexcept { return stopping_; }
   /// The most urgent block that can start on the link.
   std::optional<TransferBlock> pop(Link link, const Lock&) { return queues_[index_of(link)].pop(staging_of(link)); }
+  bool has_work(Link link, const Lock&) const noexcept { return !queues_[index_of(link)].empty(); }
   /// Readies the transfer on the first of its blocks; false where the block has nothing to do because its transfer has
   /// failed. Throws what `prepare` throws.
   bool begin(const TransferBlock& block);
@@ -74,6 +80,10 @@ class TransferBoard {
   void pass_on(TransferBlock block);
   /// The block has come to rest, or failed.
   void end(TransferBlock block, std::exception_ptr error);
+  /// The link, to or from NVMe, carries nothing more: what would cross it fails with this error.
+  void lose(Link link, const std::exception_ptr& error);
+  /// The block's transfer fails, and the kernel may still use the block's memory: the arena is never taken down.
+  void abandon(TransferBlock block, std::exception_ptr error);
 
  private:
   Staging& staging_of(Link link) {
@@ -83,6 +93,7 @@ class TransferBoard {
   void finish(TransferJob& job);
   void wake(Link link) { workers_[index_of(link)]->wake(); }
 
+  HostArena& arena_;
   const std::size_t block_bytes_;
   TransferObserver* const observer_;
 

@@ -32,8 +32,9 @@ struct TransferJob {
   std::int64_t queued_ns = monotonic_ns();
   std::int64_t started_ns = 0;
   TransferPlaces places;
-  bool prepared = false;
+  std::size_t blocks = 0;
   std::size_t blocks_left = 0;
+  bool prepared = false;
   std::exception_ptr error;
 
   std::size_t bytes_of(std::size_t block) const {

@@ -8,7 +8,7 @@
 namespace terrace {
 
 TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
-                                 TransferObserver* observer)
+                                 TransferObserver* observer, std::chrono::milliseconds patience)
     : board_(arena, staging_blocks_each_way, observer) {
   if (store != nullptr) {
     for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
@@ -17,6 +17,19 @@ TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* st
   }
   for (const Link link : {Link::host_to_device, Link::device_to_host}) {
     board_.set_worker(link, std::make_unique<CopyWorker>(board_, device, link));
+  }
+  if (store != nullptr) {
+    clock_ = std::jthread([this, tick = std::chrono::nanoseconds(patience) / NvmeWorker::most_ticks](
+                              const std::stop_token& stop) { keep_time(stop, tick); });
+  }
+}
+
+/// Tells the workers that time passes. It stands still with the process, so that one that was stopped for a while takes
+/// no operation for lost.
+void TransferService::keep_time(const std::stop_token& stop, std::chrono::nanoseconds tick) {
+  std::unique_lock lock(clock_mutex_);
+  while (!clock_stops_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
+    board_.tick();
   }
 }
 

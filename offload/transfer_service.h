@@ -7,11 +7,19 @@
 /// Every transfer ends with exactly one call of its `done`: after all of its blocks have come to rest, with the first
 /// error if there was one. What is not under way by then is not started any more.
 ///
-/// Threads: `start` and `raise` may be called from any thread, also from `done`. The destructor waits for everything
-/// that was started.
+/// A drive that does not answer an operation within `patience` is given up: what it has not answered ends as
+/// Unanswered, and all that would follow fails.
+///
+/// Threads: `start`, `raise` and `cancel` may be called from any thread, also from `done`. The destructor waits for
+/// everything that was started.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "offload/device.h"
@@ -28,26 +36,38 @@ class TransferService {
   /// Staging blocks for each direction between device and NVMe.
   static constexpr std::size_t staging_blocks_each_way = 4;
   static constexpr std::size_t staging_blocks = 2 * staging_blocks_each_way;
+  static constexpr std::size_t most_transfers = TransferBoard::most_transfers;
   using Moved = TransferBoard::Moved;
+  /// For how long a drive may leave an operation without an answer: far longer than the system itself tries.
+  static constexpr std::chrono::milliseconds default_patience = std::chrono::minutes(2);
 
   /// `store` and `engine` are null where there is no NVMe tier. All outlive the service. The staging blocks come from
   /// the arena, in whose budget the caller has counted them. Throws IoError if the engine cannot open its queues.
   TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
-                  TransferObserver* observer = nullptr);
+                  TransferObserver* observer = nullptr, std::chrono::milliseconds patience = default_patience);
   ~TransferService();
   TransferService(const TransferService&) = delete;
   TransferService& operator=(const TransferService&) = delete;
 
-  /// Throws LogicError where nothing would move, or no link goes there.
+  /// Throws LogicError where nothing would move, or no link goes there, and beyond `most_transfers` that have not
+  /// ended.
   TransferId start(TransferRequest request) { return board_.start(std::move(request)); }
   /// Makes a transfer at least as urgent as `priority`. Nothing if it has ended.
   void raise(TransferId id, TransferPriority priority) { board_.raise(id, priority); }
+  /// Has a transfer of which nothing has started end with Cancelled, ahead of what waits. False, and nothing else,
+  /// where it has started or ended.
+  bool cancel(TransferId id) { return board_.cancel(id); }
 
   /// Bytes of the transfers that have succeeded; of those, exactly, that ended by `at_ns`, if that is asked for.
   Moved moved(std::int64_t* at_ns = nullptr) const { return board_.moved(at_ns); }
 
  private:
+  void keep_time(const std::stop_token& stop, std::chrono::nanoseconds tick);
+
   TransferBoard board_;
+  std::mutex clock_mutex_;
+  std::condition_variable_any clock_stops_;
+  std::jthread clock_;  // last: it uses the board
 };
 
 }  // namespace terrace

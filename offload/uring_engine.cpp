@@ -92,10 +92,36 @@ class RegisteredMemory {
   std::vector<iovec> pieces_;  // by address, as they are registered
 };
 
+/// Files that the kernel knows by number.
+class RegisteredFiles {
+ public:
+  RegisteredFiles(io_uring& ring, std::span<const IoFile* const> files) {
+    for (const IoFile* file : files) descriptors_.push_back(file->descriptor);
+    if (descriptors_.empty()) return;
+    const int result = io_uring_register_files(&ring, descriptors_.data(), static_cast<unsigned>(descriptors_.size()));
+    if (result == 0) return;
+    descriptors_.clear();
+    note_fallback("nvme: io_uring looks files up at each transfer, a little slower",
+                  "registering them failed: " + errno_text(-result));
+  }
+
+  std::optional<int> find(const IoFile& file) const {
+    const auto found = std::find(descriptors_.begin(), descriptors_.end(), file.descriptor);
+    if (found == descriptors_.end()) return std::nullopt;
+    return static_cast<int>(found - descriptors_.begin());
+  }
+
+ private:
+  std::vector<int> descriptors_;  // by number; a file a path, so that they are few
+};
+
 class UringQueue : public IoQueue {
  public:
-  UringQueue(std::size_t depth, std::span<const std::span<std::byte>> registered)
-      : ring_(static_cast<unsigned>(depth) + 2), registered_(ring_.ring, registered), transfers_(depth) {
+  UringQueue(std::size_t depth, std::span<const std::span<std::byte>> registered, std::span<const IoFile* const> files)
+      : ring_(static_cast<unsigned>(depth) + 2),
+        registered_(ring_.ring, registered),
+        files_(ring_.ring, files),
+        transfers_(depth) {
     for (std::size_t index = depth; index > 0; --index) free_.push_back(index - 1);
     over_.reserve(depth);
   }
@@ -123,13 +149,15 @@ class UringQueue : public IoQueue {
     free_.pop_back();
     transfers_[index].emplace(operation);
     go_on(index);
-    flush();
   }
 
   void wait(std::vector<IoCompletion>& done) override {
     for (;;) {
       reap();
-      if (!over_.empty() || woken_) break;
+      if (!over_.empty() || woken_) {
+        flush();
+        break;
+      }
       const int error_number = enter_and_wait();
       if (error_number != 0 && !may_pass(error_number) && over_.empty()) {
         throw IoError("nvme: waiting for io_uring failed: " + errno_text(error_number));
@@ -140,8 +168,9 @@ class UringQueue : public IoQueue {
   }
 
   void poll(std::vector<IoCompletion>& done) override {
-    flush();  // what the kernel refused before
+    flush();
     reap();
+    flush();  // what goes on where it stopped short
     hand_over(done);
   }
 
@@ -163,7 +192,8 @@ class UringQueue : public IoQueue {
       return;
     }
     const bool reads = transfer.operation().direction == IoOperation::Direction::read;
-    const int file = transfer.operation().file->descriptor;
+    const std::optional<int> registered_file = files_.find(*transfer.operation().file);
+    const int file = registered_file.value_or(transfer.operation().file->descriptor);
     const auto length = static_cast<unsigned>(transfer.bytes());
     const std::optional<int> buffer = registered_.find(transfer.memory(), transfer.bytes());
     if (buffer && reads) {
@@ -175,6 +205,7 @@ class UringQueue : public IoQueue {
     } else {
       io_uring_prep_write(entry, file, transfer.memory(), length, transfer.offset());
     }
+    if (registered_file) entry->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data64(entry, index);
     ++in_kernel_;
   }
@@ -249,7 +280,6 @@ class UringQueue : public IoQueue {
     }
     // Here and not where the queue is opened: the kernel ties what a thread puts into a ring to that thread.
     if (!listening_) listen();
-    flush();
   }
 
   void hand_over(std::vector<IoCompletion>& done) {
@@ -265,6 +295,7 @@ class UringQueue : public IoQueue {
   Event event_;  // first: the ring listens to it
   Ring ring_;
   RegisteredMemory registered_;
+  RegisteredFiles files_;
   std::vector<std::optional<IoProgress>> transfers_;  // by index; its length is the depth
   std::vector<std::size_t> free_;                     // indices without a transfer
   std::vector<std::size_t> over_;                     // indices of transfers that are to be handed back
@@ -305,9 +336,10 @@ bool UringEngine::available(std::string* why_not) {
   return true;
 }
 
-std::unique_ptr<IoQueue> UringEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) {
+std::unique_ptr<IoQueue> UringEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered,
+                                                 std::span<const IoFile* const> files) {
   if (depth == 0) throw LogicError("nvme: a queue needs a depth of at least 1");
-  return std::make_unique<UringQueue>(depth, registered);
+  return std::make_unique<UringQueue>(depth, registered, files);
 }
 
 }  // namespace terrace

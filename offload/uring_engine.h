@@ -15,8 +15,8 @@ class UringEngine : public IoEngine {
   static bool available(std::string* why_not = nullptr);
 
   std::string_view name() const noexcept override { return "io_uring"; }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth,
-                                      std::span<const std::span<std::byte>> registered = {}) override;
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered = {},
+                                      std::span<const IoFile* const> files = {}) override;
 };
 
 }  // namespace terrace

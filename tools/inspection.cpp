@@ -87,7 +87,7 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
     make_nvme_folder(folder);
     files.emplace_back(folder, plan.granule_bytes, 1);
   }
-  require_nvme_room(config.nvme.paths, plan.nvme_capacity, Leftovers::still_there);
+  require_nvme_room(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes, Leftovers::still_there);
   try_queues(*engine, plan.granule_bytes);
   Inspection::Nvme found;
   found.engine = engine->name();

@@ -115,8 +115,9 @@ PacedEngine::PacedEngine(std::unique_ptr<IoEngine> engine, std::uint64_t bytes_p
     : engine_(std::move(engine)),
       pace_(std::make_shared<EmulatedLink>(LinkSpeed{.bytes_per_second = bytes_per_second})) {}
 
-std::unique_ptr<IoQueue> PacedEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) {
-  return std::make_unique<PacedQueue>(engine_->open_queue(depth, registered), pace_);
+std::unique_ptr<IoQueue> PacedEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered,
+                                                 std::span<const IoFile* const> files) {
+  return std::make_unique<PacedQueue>(engine_->open_queue(depth, registered, files), pace_);
 }
 
 }  // namespace terrace

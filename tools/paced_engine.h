@@ -19,8 +19,8 @@ class PacedEngine final : public IoEngine {
   PacedEngine(std::unique_ptr<IoEngine> engine, std::uint64_t bytes_per_second);
 
   std::string_view name() const noexcept override { return engine_->name(); }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth,
-                                      std::span<const std::span<std::byte>> registered = {}) override;
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered = {},
+                                      std::span<const IoFile* const> files = {}) override;
 
  private:
   const std::unique_ptr<IoEngine> engine_;

@@ -219,7 +219,7 @@ class RandomProgram {
   CudaDevice device_{driver_, capacity()};
   HostArena arena_{granule_, TransferService::staging_blocks + host_granules};
   const PinnedGranules pinned_{device_, arena_};
-  NvmeStore store_{{folder_.path()}, ExtentFileHeader::kBytes + nvme_granules* granule_, granule_};
+  NvmeStore store_{{folder_.path()}, extent_file_bytes(granule_, nvme_granules), granule_};
   Budget host_{Tier::host, arena_.capacity_bytes()};
   Budget nvme_{Tier::nvme, nvme_granules* granule_};
   AccessStream stream_{{&device_.budget(), &host_, &nvme_}, device_, arena_, &store_, &engine_, {.prefetch_depth = 3}};

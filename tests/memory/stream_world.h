@@ -41,7 +41,7 @@ class StreamWorld {
       : owned_device(sizes.cuda ? make_cuda_device_in_software(sizes.device_bytes)
                                 : std::make_unique<EmulatedDevice>(sizes.device_bytes)),
         arena(sizes.granule_bytes, TransferService::staging_blocks + sizes.host_bytes / sizes.granule_bytes),
-        store({folder.path()}, ExtentFileHeader::kBytes + sizes.nvme_extents * sizes.granule_bytes,
+        store({folder.path()}, extent_file_bytes(sizes.granule_bytes, sizes.nvme_extents),
               sizes.granule_bytes),
         host(Tier::host, arena.capacity_bytes()),
         nvme(Tier::nvme, sizes.nvme_extents * sizes.granule_bytes),

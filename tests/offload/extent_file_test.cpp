@@ -104,7 +104,7 @@ TEST_F(ExtentFileTest, begins_with_a_header_that_says_what_it_is) {
   alignas(4096) ExtentFileHeader header;
   read_file_at(file.file(), 0, std::as_writable_bytes(std::span(&header, 1)));
   EXPECT_EQ(std::memcmp(header.magic, "TERRACE\0", 8), 0);
-  EXPECT_EQ(header.version, 1U);
+  EXPECT_EQ(header.version, 2U);
   EXPECT_EQ(header.header_bytes, 4096U);
   EXPECT_EQ(header.extent_bytes, kExtent);
   EXPECT_EQ(header.extent_count, 4U);
@@ -112,7 +112,8 @@ TEST_F(ExtentFileTest, begins_with_a_header_that_says_what_it_is) {
   EXPECT_GT(header.created_unix_seconds, 1600000000);
   EXPECT_EQ(file.offset_of(0), 4096U);
   EXPECT_EQ(file.offset_of(3), 4096U + 3 * kExtent);
-  EXPECT_EQ(file.capacity_bytes(), 4096U + 4 * kExtent);
+  EXPECT_EQ(file.capacity_bytes(), 4096U + 4 * kExtent + 4096U);
+  EXPECT_EQ(fs::file_size(file.file().path), file.capacity_bytes());
 }
 
 TEST_F(ExtentFileTest, is_removed_by_its_destructor) {
@@ -143,10 +144,23 @@ TEST_F(ExtentFileTest, is_not_removed_by_a_forked_copy) {
   EXPECT_TRUE(remove_dead_extent_files(folder_).empty()) << "the lock went with the child";
 }
 
+TEST_F(ExtentFileTest, is_removed_if_it_cannot_have_its_size) {
+  for (const rlim_t bytes : {rlim_t{0}, rlim_t{4096 + 4 * kExtent}}) {
+    const FileSizeLimit limit(bytes);
+    EXPECT_THROW(ExtentFile(folder_, kExtent, 4), IoError);
+    EXPECT_EQ(count_files(folder_), 0U);
+  }
+}
+
 TEST_F(ExtentFileTest, is_removed_if_its_header_cannot_be_written) {
-  const FileSizeLimit limit(0);
-  EXPECT_THROW(ExtentFile(folder_, kExtent, 4), IoError);
-  EXPECT_EQ(count_files(folder_), 0U);
+  EXPECT_TRUE(holds_where_call_is_refused(SYS_pwrite64, ENOSPC, [&] {
+    try {
+      const ExtentFile file(folder_, kExtent, 4);
+      return false;
+    } catch (const IoError&) {
+      return count_files(folder_) == 0;
+    }
+  }));
 }
 
 TEST_F(ExtentFileTest, goes_past_the_page_cache_where_the_file_system_can) {
@@ -173,12 +187,20 @@ TEST_F(ExtentFileTest, uses_the_page_cache_where_the_file_system_takes_nothing_e
   }));
 }
 
-TEST_F(ExtentFileTest, grows_no_further_than_its_capacity) {
-  ExtentFile file(folder_, kExtent, 4);
-  file.reserve_space(1, 1);
-  EXPECT_EQ(fs::file_size(file.file().path), file.offset_of(2));
-  file.reserve_space(0, 4);
-  EXPECT_EQ(fs::file_size(file.file().path), file.capacity_bytes());
+TEST_F(ExtentFileTest, takes_space_on_the_disk_as_it_is_reserved) {
+  constexpr std::size_t large = std::size_t{1} << 20U;
+  ExtentFile file(folder_, large, 4);
+  const auto on_disk = [&] {
+    struct stat status {};
+    EXPECT_EQ(::stat(file.file().path.c_str(), &status), 0);
+    return static_cast<std::uint64_t>(status.st_blocks) * 512;
+  };
+  const std::uint64_t size = fs::file_size(file.file().path);
+  EXPECT_LT(on_disk(), large);
+  file.reserve_space(1, 2);
+  EXPECT_GE(on_disk(), 2 * large);
+  EXPECT_LT(on_disk(), 3 * large);
+  EXPECT_EQ(fs::file_size(file.file().path), size);
   EXPECT_TRUE(file.space_is_guaranteed());
 }
 
@@ -216,6 +238,7 @@ TEST_F(ExtentFileTest, files_that_are_not_ours_are_left_alone) {
   ExtentFileHeader header{};
   std::memcpy(header.magic, ExtentFileHeader::kMagic, sizeof header.magic);
   header.version = ExtentFileHeader::kVersion;
+  header.extent_bytes = kExtent;
   const auto write_header = [&](const fs::path& path) {
     std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(&header), sizeof header);
   };

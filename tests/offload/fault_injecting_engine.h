@@ -5,7 +5,9 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -13,6 +15,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,6 +32,10 @@ enum class Fault : std::uint8_t {
   short_transfer,  // half of it moves, in whole pages, and then it fails
   flipped_bit,     // one bit of what is read or written is wrong, and nobody says so
   late,            // it completes after something submitted later, where there is such
+  torn,            // half of it moves, in whole pages, and nobody says so
+  slow,            // it completes only after a while
+  stuck,           // it moves, and is never completed
+  dead_queue,      // its queue throws from now on
 };
 
 /// Which operations a fault happens to: those that meet every condition.
@@ -59,8 +66,8 @@ class FaultInjectingEngine : public IoEngine {
       : engine_(std::move(engine)), random_(seed) {}
 
   std::string_view name() const noexcept override { return "fault_injecting"; }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth,
-                                      std::span<const std::span<std::byte>> registered = {}) override;
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered = {},
+                                      std::span<const IoFile* const> files = {}) override;
 
   void inject(FaultRule rule) {
     const std::lock_guard lock(mutex_);
@@ -171,7 +178,8 @@ class FaultInjectingEngine::Queue : public IoQueue {
       over_.push_back({&flight, std::make_exception_ptr(transfer_failed(operation, error_number))});
       return;
     }
-    if (flight.fault == Fault::short_transfer) passed.bytes = half(operation.bytes);
+    if (flight.fault == Fault::dead_queue) dead_ = true;
+    if (flight.fault == Fault::short_transfer || flight.fault == Fault::torn) passed.bytes = half(operation.bytes);
     const bool writes = operation.direction == Direction::write;
     if (flight.fault == Fault::flipped_bit && writes && operation.bytes > 0) {
       flight.wrong.assign(operation.memory, operation.memory + operation.bytes);
@@ -192,9 +200,13 @@ class FaultInjectingEngine::Queue : public IoQueue {
   void wait(std::vector<IoCompletion>& done) override {
     // The queue below takes a wake-up for itself even if all that it has completed is held back here.
     for (;;) {
+      throw_if_dead();
       const bool woken = woken_.exchange(false);
       submit_held();
-      if (over_.empty() && !woken) {
+      if (over_.empty() && !woken && !slow_.empty()) {
+        std::this_thread::sleep_until(slow_.front().first);
+        queue_->poll(batch_);
+      } else if (over_.empty() && !woken) {
         queue_->wait(batch_);
       } else {
         queue_->poll(batch_);
@@ -204,6 +216,7 @@ class FaultInjectingEngine::Queue : public IoQueue {
   }
 
   void poll(std::vector<IoCompletion>& done) override {
+    throw_if_dead();
     submit_held();
     queue_->poll(batch_);
     hand_over(done);
@@ -222,6 +235,13 @@ class FaultInjectingEngine::Queue : public IoQueue {
     AlignedBytes wrong;
   };
 
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto slowness = std::chrono::milliseconds(2);
+
+  void throw_if_dead() const {
+    if (dead_) throw IoError("nvme: the queue is dead");
+  }
+
   static std::size_t half(std::size_t bytes) { return bytes / 2 / 4096 * 4096; }
 
   void submit_held() {
@@ -233,10 +253,18 @@ class FaultInjectingEngine::Queue : public IoQueue {
 
   bool hand_over(std::vector<IoCompletion>& done) {
     for (const IoCompletion& completion : batch_) {
-      const bool late = static_cast<Flight*>(completion.owner)->fault == Fault::late;
-      (late ? late_ : over_).push_back(completion);
+      const std::optional<Fault> fault = static_cast<Flight*>(completion.owner)->fault;
+      if (fault == Fault::stuck) continue;
+      if (fault == Fault::slow) {
+        slow_.emplace_back(Clock::now() + slowness, completion);
+      } else {
+        (fault == Fault::late ? late_ : over_).push_back(completion);
+      }
     }
     batch_.clear();
+    for (; !slow_.empty() && slow_.front().first <= Clock::now(); slow_.pop_front()) {
+      over_.push_back(slow_.front().second);
+    }
     if (!over_.empty() || queue_->in_flight() == 0) {
       engine_.with_random([&](std::mt19937_64& random) { std::shuffle(late_.begin(), late_.end(), random); });
       over_.insert(over_.end(), late_.begin(), late_.end());
@@ -266,15 +294,18 @@ class FaultInjectingEngine::Queue : public IoQueue {
 
   FaultInjectingEngine& engine_;
   std::unordered_map<const void*, std::unique_ptr<Flight>> flights_;
-  std::vector<IoCompletion> batch_, over_, late_;  // owners are flights
-  std::vector<IoOperation> held_;                  // so are theirs
+  std::vector<IoCompletion> batch_, over_, late_;                // owners are flights
+  std::vector<IoOperation> held_;                                // so are theirs
+  std::deque<std::pair<Clock::time_point, IoCompletion>> slow_;  // and theirs; when each is due
+  bool dead_ = false;
   std::atomic<bool> woken_{false};
   std::unique_ptr<IoQueue> queue_;  // last: it ends before the memory it uses
 };
 
 inline std::unique_ptr<IoQueue> FaultInjectingEngine::open_queue(std::size_t depth,
-                                                                 std::span<const std::span<std::byte>> registered) {
-  return std::make_unique<Queue>(*this, engine_->open_queue(depth, registered));
+                                                                 std::span<const std::span<std::byte>> registered,
+                                                                 std::span<const IoFile* const> files) {
+  return std::make_unique<Queue>(*this, engine_->open_queue(depth, registered, files));
 }
 
 }  // namespace terrace

@@ -1,5 +1,6 @@
 #include "offload/link_queue.h"
 
+#include <array>
 #include <memory>
 #include <string>
 
@@ -28,7 +29,8 @@ class LinkQueueTest : public testing::Test {
   std::shared_ptr<TransferJob> queue(char name, TransferPriority priority, Tier to = Tier::host,
                                      std::size_t blocks = 2) {
     std::shared_ptr<TransferJob> queued = job(name, priority, to);
-    for (std::size_t i = 0; i < blocks; ++i) queue_.push({.job = queued, .index = i});
+    queued->blocks = blocks;
+    queue_.push(queued);
     return queued;
   }
   /// What starts now: a name and a block's index each; a star for staging.
@@ -72,6 +74,44 @@ TEST_F(LinkQueueTest, a_raised_job_takes_all_of_its_waiting_blocks_along) {
   raised->request.priority = demand;
   queue_.raise(raised, early);
   EXPECT_EQ(pop_all(), "b0b1b2a1");
+}
+
+TEST_F(LinkQueueTest, a_block_on_its_second_link_takes_its_turn_by_its_transfer) {
+  const std::shared_ptr<TransferJob> passed_on = job('a', prefetch, Tier::device);
+  const std::shared_ptr<TransferJob> raised = job('b', write_back, Tier::device);
+  queue('c', prefetch, Tier::host, 1);
+  queue('d', demand, Tier::host, 1);
+  queue_.push({.job = raised, .index = 7});
+  queue_.push({.job = passed_on, .index = 5});
+  queue_.push({.job = passed_on, .index = 3});
+  raised->request.priority = demand;
+  queue_.raise(raised, write_back);
+  EXPECT_EQ(pop_all(), "b7d0a3a5c0");
+}
+
+TEST_F(LinkQueueTest, a_stream_of_demands_does_not_starve_a_write_back) {
+  queue('w', write_back, Tier::host, 2);
+  queue('e', early, Tier::host, 1);
+  std::string order;
+  for (int i = 0; i < 40; ++i) {
+    queue('d', demand, Tier::host, 2);  // more than leave
+    order += static_cast<char>(queue_.pop(staging_)->job->request.bytes);
+  }
+  const std::string row(LinkQueue::most_urgent_in_a_row, 'd');
+  EXPECT_EQ(order, row + 'w' + row + 'w' + std::string(40 - 2 * row.size() - 2, 'd'));
+}
+
+TEST_F(LinkQueueTest, a_write_back_that_waits_for_staging_keeps_its_turn) {
+  queue('w', write_back, Tier::device, 1);
+  std::array<std::byte*, 2> lent{staging_.try_take(), staging_.try_take()};
+  const std::size_t rounds = LinkQueue::most_urgent_in_a_row + 3;
+  for (std::size_t i = 0; i < rounds; ++i) {
+    queue('d', demand, Tier::host, 1);
+    EXPECT_EQ(queue_.pop(staging_)->job->request.bytes, 'd');
+  }
+  staging_.give_back(lent[0]);
+  queue('d', demand, Tier::host, 1);
+  EXPECT_EQ(pop_all(), "w0*d0");
 }
 
 TEST_F(LinkQueueTest, a_block_of_a_failed_transfer_needs_no_staging_to_end) {

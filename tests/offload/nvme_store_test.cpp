@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include "tests/offload/aligned_bytes.h"
 #include "tests/offload/fault_injecting_engine.h"
 #include "tests/offload/open_file.h"
+#include "tests/offload/small_disk.h"
 #include "tests/offload/store_io.h"
 
 namespace terrace {
@@ -41,7 +43,7 @@ class NvmeStoreTest : public testing::Test {
   ~NvmeStoreTest() override { fs::remove_all(folder_); }
 
   static std::uint64_t capacity_for(std::uint64_t extents, std::size_t paths = 1) {
-    return paths * 4096 + extents * kExtent;
+    return paths * extent_file_bytes(kExtent, extents / paths);
   }
 
   std::string name_;
@@ -265,9 +267,18 @@ TEST_F(NvmeStoreTest, neighbouring_extents_are_striped_over_all_paths) {
 
 TEST_F(NvmeStoreTest, sets_space_aside_when_an_extent_is_first_reserved_and_not_again) {
   NvmeStore store({folder_ / "a", folder_ / "b"}, capacity_for(8, 2), kExtent);
-  for (const fs::path& file : store.files()) EXPECT_EQ(fs::file_size(file), 4096U);
+  const auto on_disk = [&] {
+    std::vector<std::uint64_t> bytes;
+    for (const fs::path& file : store.files()) {
+      struct stat status {};
+      EXPECT_EQ(::stat(file.c_str(), &status), 0);
+      bytes.push_back(static_cast<std::uint64_t>(status.st_blocks) * 512);
+    }
+    return bytes;
+  };
+  const std::vector<std::uint64_t> before = on_disk();
   const std::vector<ExtentId> extents = store.reserve(6);
-  for (const fs::path& file : store.files()) EXPECT_EQ(fs::file_size(file), 4096 + 3 * kExtent);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(on_disk()[i], before[i] + 3 * kExtent);
   store.release(extents);
   for (const fs::path& file : store.files()) fs::resize_file(file, 4096);
   EXPECT_EQ(store.reserve(6), extents);
@@ -275,18 +286,51 @@ TEST_F(NvmeStoreTest, sets_space_aside_when_an_extent_is_first_reserved_and_not_
 }
 
 TEST_F(NvmeStoreTest, a_full_disk_is_told_at_reservation_and_nothing_is_held_then) {
-  NvmeStore store({folder_}, capacity_for(64), kExtent);
-  std::optional<FileSizeLimit> limit(4096 + 8 * kExtent);
-  const std::string message = message_of<IoError>([&] { store.reserve(32); });
-  const std::vector<ExtentId> fit = store.reserve(8);
-  for (ExtentId extent : fit) write(store, extent, pattern(kExtent, number(extent)));
-  limit.reset();
+  constexpr std::uint64_t disk_bytes = std::uint64_t{1} << 20U;
+  const auto holds = holds_on_small_disk(folder_, disk_bytes, [&] {
+    NvmeStore store({folder_}, capacity_for(100), kExtent);
+    const std::string others(disk_bytes / 2, 'x');
+    std::ofstream(folder_ / "others") << others;
+    const std::string message = message_of<IoError>([&] { store.reserve(100); });
+    EXPECT_CONTAINS(message, "nvme: reservation of " + std::to_string(100 * kExtent) + " B");
+    EXPECT_CONTAINS(message, store.files().front().string());
+    EXPECT_CONTAINS(message, "(ENOSPC)");
+    EXPECT_EQ(store.used_bytes(), 0U);
+    StoreIo io(engine_);  // the ring of the parent is not for its children
+    const std::vector<ExtentId> fit = store.reserve(8);
+    for (ExtentId extent : fit) io.write(store, extent, pattern(kExtent, number(extent)));
+    for (ExtentId extent : fit) EXPECT_EQ(io.read(store, extent, kExtent), pattern(kExtent, number(extent)));
+    fs::remove(folder_ / "others");
+    EXPECT_EQ(store.reserve(92).size(), 92U) << "after space was freed";
+    return !HasFailure();
+  });
+  if (!holds) GTEST_SKIP() << "this system gives no mount";
+  EXPECT_TRUE(*holds);
+}
 
-  EXPECT_CONTAINS(message, "nvme: reservation of " + std::to_string(32 * kExtent) + " B");
-  EXPECT_CONTAINS(message, store.files().front().string());
-  EXPECT_EQ(store.used_bytes(), 8 * kExtent);
-  for (ExtentId extent : fit) EXPECT_EQ(read_back(store, extent), pattern(kExtent, number(extent)));
-  EXPECT_EQ(store.reserve(56).size(), 56U) << "after space was freed";
+TEST_F(NvmeStoreTest, more_than_the_disk_holds_is_refused_at_the_start) {
+  constexpr std::uint64_t disk_bytes = std::uint64_t{1} << 20U;
+  const auto holds = holds_on_small_disk(folder_, disk_bytes, [&] {
+    const std::string message = message_of<IoError>([&] { NvmeStore({folder_}, 2 * disk_bytes, kExtent); });
+    EXPECT_CONTAINS(message, "nvme.memory (2MiB)");
+    EXPECT_CONTAINS(message, folder_.string());
+    EXPECT_TRUE(fs::is_empty(folder_));
+    EXPECT_EQ(NvmeStore({folder_}, disk_bytes, kExtent).reserve(1).size(), 1U) << "all of it can be had";
+    return !HasFailure();
+  });
+  if (!holds) GTEST_SKIP() << "this system gives no mount";
+  EXPECT_TRUE(*holds);
+}
+
+TEST_F(NvmeStoreTest, files_larger_than_this_process_may_make_are_refused_at_the_start) {
+  const FileSizeLimit limit(32 * kExtent);
+  const std::string message = message_of<IoError>([&] { NvmeStore({folder_}, capacity_for(64), kExtent); });
+  EXPECT_CONTAINS(message, folder_.string());
+  EXPECT_CONTAINS(message, "exceeds the limit on the size of files, 256KiB");
+  EXPECT_CONTAINS(message, "(ulimit -f)");
+  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_LE(default_nvme_capacity({folder_}), 32 * kExtent);
+  EXPECT_GT(NvmeStore({folder_}, default_nvme_capacity({folder_}), kExtent).extent_count(), 20U);
 }
 
 // ---- Faults

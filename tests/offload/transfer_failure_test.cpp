@@ -34,7 +34,7 @@ class TransferFailureTest : public TransferServiceTest {
     Object& good = object(many_bytes);
     put(bad, failure.from, 1);
     put(good, failure.from, 2);
-    inject(reads ? Direction::read : Direction::write, block, failure.fault);
+    inject(reads ? Direction::read : Direction::write, bad, block, failure.fault);
 
     TransferRequest failing = request(bad, failure.from, failure.to);
     std::string still_in_flight;
@@ -97,8 +97,9 @@ TEST_P(TransferFailureTest, a_bit_that_flips_on_its_way_to_the_drive_is_found_wh
   for (const int where : {0, 1, 2}) {
     Object& each = object(many_bytes);
     put(each, device, 1);
-    inject(Direction::write, block_at(where), Fault::flipped_bit);
+    inject(Direction::write, each, block_at(where), Fault::flipped_bit);
     move(each, device, nvme);
+    engine_->heal();
     EXPECT_THROW(move(each, nvme, device), CorruptData);
     EXPECT_THROW(move(each, nvme, host), CorruptData);
     move(each, device, nvme);  // and can be written again

@@ -1,7 +1,6 @@
 /// Which transfer goes first on a link, and what it comes after.
 #include <algorithm>
 #include <condition_variable>
-#include <future>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -11,26 +10,13 @@
 
 #include "base/clock.h"
 #include "offload/emulated_computation.h"
+#include "tests/offload/gate.h"
 #include "tests/offload/transfer_world.h"
 
 namespace terrace {
 namespace {
 
 constexpr std::size_t operations_at_once = 64;  ///< that the service gives to an engine each way, of small blocks
-
-/// Holds the thread of a link in a `prepare` until it is opened.
-class Gate {
- public:
-  void pass() {
-    entered_.set_value();
-    opened_.get_future().wait();
-  }
-  void wait_until_entered() { entered_.get_future().wait(); }
-  void open() { opened_.set_value(); }
-
- private:
-  std::promise<void> entered_, opened_;
-};
 
 /// Extents by the order in which their writes began; `fill_drive` returns when no more writes can begin until some are
 /// let through.

@@ -128,9 +128,8 @@ TEST_P(TransferServiceTest, counts_bytes_by_link_and_kind) {
 
 TEST_P(TransferServiceTest, what_failed_counts_as_not_moved) {
   Object& each = object(many_bytes);
-  inject(Direction::write, many_blocks - 1, Fault::io_error);
+  inject(Direction::write, each, many_blocks - 1, Fault::io_error);
   EXPECT_FALSE(start(each, host, nvme).succeeded());
-  inject(Direction::write, many_blocks - 1, Fault::io_error);
   EXPECT_FALSE(start(each, device, nvme).succeeded());
   EXPECT_EQ(service_->moved(), TransferService::Moved{});
 }
@@ -227,9 +226,10 @@ class ShortOfQueues final : public IoEngine {
  public:
   explicit ShortOfQueues(int queues) : left_(queues) {}
   std::string_view name() const noexcept override { return engine_.name(); }
-  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered) override {
+  std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered,
+                                      std::span<const IoFile* const> files) override {
     if (left_-- == 0) throw IoError("no more queues");
-    return engine_.open_queue(depth, registered);
+    return engine_.open_queue(depth, registered, files);
   }
 
  private:

@@ -106,6 +106,10 @@ class Recorder final : public TransferObserver {
     const std::lock_guard lock(mutex_);
     return records_;
   }
+  void forget_all_but(std::size_t count) {
+    const std::lock_guard lock(mutex_);
+    records_.resize(count);
+  }
 
  private:
   mutable std::mutex mutex_;
@@ -238,17 +242,20 @@ class TransferServiceTest : public testing::TestWithParam<const char*> {
   std::uint64_t moved(Link link, Kind kind = Kind::master) const {
     return service_->moved()[index_of(link)][index_of(kind)];
   }
-  /// The `number`-th operation from now on of that direction suffers the fault.
-  void inject(Direction direction, std::uint64_t number, Fault fault) {
+  /// Operations of that direction on that block of an object suffer the fault.
+  void inject(Direction direction, const Object& object, std::size_t block, Fault fault) {
+    const std::string where = store_.describe(object.places.nvme[block]);
     engine_->heal();
-    engine_->inject({.fault = fault, .direction = direction, .nth = engine_->seen(direction) + number});
+    engine_->inject({.fault = fault, .direction = direction, .when = [where](const IoOperation& operation) {
+                       return where == operation.file->path.string() + ", offset " + std::to_string(operation.offset);
+                     }});
   }
 
   TemporaryFolder folder_;
   std::unique_ptr<Device> owned_device_ = make_device(GetParam());
   Device& device_ = *owned_device_;
   HostArena arena_{granule, 1024};
-  NvmeStore store_{{folder_.path()}, ExtentFileHeader::kBytes + 1024 * granule, granule};
+  NvmeStore store_{{folder_.path()}, extent_file_bytes(granule, 1024), granule};
   Recorder recorder_;
   std::optional<FaultInjectingEngine> engine_;
   std::optional<TransferService> service_;

@@ -1,0 +1,123 @@
+/// A drive that answers no more: everybody hears of it, and what the kernel may still use is left alone.
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/offload/transfer_world.h"
+
+namespace terrace {
+namespace {
+
+using testing::HasSubstr;
+
+class LostDriveTest : public TransferServiceTest {
+ protected:
+  void SetUp() override {
+    TransferServiceTest::SetUp();
+    if (!IsSkipped()) be_patient_for(std::chrono::milliseconds(600));
+  }
+  void be_patient_for(std::chrono::milliseconds patience) {
+    service_.emplace(device_, arena_, &store_, &*engine_, &recorder_, patience);
+  }
+
+  /// What is thrown by a transfer that the drive has, and by those that come after it.
+  static std::string unanswered(Outcome& outcome) {
+    try {
+      outcome.wait();
+    } catch (const Unanswered& error) {
+      return error.what();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "another error: " << error.what();
+    }
+    return "";
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(On, LostDriveTest, testing::Values("threads", "io_uring"), named_by_engine);
+
+TEST_P(LostDriveTest, a_queue_that_dies_ends_what_it_had_and_all_that_follows) {
+  for (const bool reads : {true, false}) {
+    be_patient_for(TransferService::default_patience);
+    Object &first = object(many_bytes), &later = object(many_bytes), &elsewhere = object(many_bytes);
+    for (Object* each : {&first, &later}) put(*each, nvme, 1);
+    put(elsewhere, host, 2);
+    const Tier from = reads ? nvme : host;
+    const Tier to = reads ? host : nvme;
+    inject(reads ? Direction::read : Direction::write, first, 3, Fault::dead_queue);
+    Outcome& lost = start(first, from, to);
+    EXPECT_THAT(unanswered(lost), HasSubstr("has no end: nvme: the queue is dead"));
+    engine_->heal();
+    for (int i = 0; i < 3; ++i) EXPECT_THROW(start(later, from, to).wait(), IoError) << "and at once, each time";
+    move(elsewhere, host, device);
+    EXPECT_EQ(get(elsewhere, device), pattern(2, many_bytes)) << "other links go on";
+    if (reads) {
+      put(elsewhere, nvme, 3);
+    } else {
+      EXPECT_EQ(get(later, nvme), pattern(1, many_bytes));
+    }
+  }
+}
+
+TEST_P(LostDriveTest, an_operation_without_an_answer_is_given_up_and_named) {
+  for (const bool reads : {true, false}) {
+    be_patient_for(std::chrono::milliseconds(300));
+    Object &first = object(many_bytes), &later = object(many_bytes);
+    for (Object* each : {&first, &later}) put(*each, nvme, 1);
+    inject(reads ? Direction::read : Direction::write, first, 5, Fault::stuck);
+    Outcome& lost = reads ? start(first, nvme, host) : start(first, host, nvme);
+    const std::string message = unanswered(lost);
+    EXPECT_THAT(message, HasSubstr(std::string(reads ? "read" : "write") + " of 8192 B, " +
+                                   store_.describe(first.places.nvme[5]) + ", has no end: the drive does not answer"));
+    EXPECT_THAT(message, HasSubstr("hint: "));
+    engine_->heal();
+    Outcome& refused = reads ? start(later, nvme, host) : start(later, host, nvme);
+    EXPECT_THROW(refused.wait(), IoError) << "nothing more is asked of that drive";
+    EXPECT_THROW(store_.release({&first.places.nvme[5], 1}), LogicError) << "nobody else gets the extent";
+  }
+}
+
+TEST_P(LostDriveTest, a_staging_block_that_the_kernel_may_still_use_is_lent_to_nobody) {
+  be_patient_for(std::chrono::milliseconds(300));
+  Object& first = object(many_bytes);
+  put(first, nvme, 1);
+  inject(Direction::read, first, 0, Fault::stuck);
+  EXPECT_NE(unanswered(start(first, nvme, device)), "");
+  const std::size_t used = arena_.used_bytes();
+  service_.reset();
+  EXPECT_EQ(used - arena_.used_bytes(), (TransferService::staging_blocks - 1) * granule);
+}
+
+TEST_P(LostDriveTest, what_waits_for_staging_that_is_lost_fails_too) {
+  for (const bool reads : {true, false}) {
+    be_patient_for(TransferService::default_patience);
+    const Tier from = reads ? nvme : device;
+    const Tier to = reads ? device : nvme;
+    std::vector<Object*> objects;
+    for (int i = 0; i < 4; ++i) put(*objects.emplace_back(&object(many_bytes)), from, 1);
+    inject(reads ? Direction::read : Direction::write, *objects[0], 3, Fault::dead_queue);
+    std::vector<Outcome*> outcomes;
+    for (const Object* each : objects) outcomes.push_back(&start(*each, from, to));
+    EXPECT_NE(unanswered(*outcomes[0]), "");
+    for (Outcome* outcome : outcomes) EXPECT_THROW(outcome->wait(), IoError);
+    engine_->heal();
+    EXPECT_THROW(start(*objects[3], from, to).wait(), IoError);
+  }
+}
+
+TEST_P(LostDriveTest, slowness_is_no_loss) {
+  be_patient_for(std::chrono::seconds(30));
+  Object& each = object(many_bytes);
+  put(each, host, 4);
+  engine_->inject({.fault = Fault::slow, .probability = 0.3});
+  move(each, host, nvme);
+  wipe(each);
+  move(each, nvme, device);
+  EXPECT_EQ(get(each, device), pattern(4, many_bytes));
+}
+
+}  // namespace
+}  // namespace terrace
