@@ -63,6 +63,7 @@ struct Config {
 
   struct Io {
     std::string engine = "auto";  ///< "auto", "io_uring" or "threads"
+    std::int64_t depth = 0;       ///< blocks that may be with the drives at once, each way; 0: by their size
     std::int64_t prefetch = 8;    ///< chunks on their way ahead of need at once; 0: none
     bool operator==(const Io&) const = default;
   };

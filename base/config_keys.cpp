@@ -147,6 +147,7 @@ std::vector<Key> make_keys() {
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),
+      whole("io.depth", 0, 4096, field(&Config::io, &Config::Io::depth)),
       whole("io.prefetch", 0, 1024, field(&Config::io, &Config::Io::prefetch)),
       size_or_none("timeline.memory", Config::Timeline::least_memory,
                    field(&Config::timeline, &Config::Timeline::memory)),

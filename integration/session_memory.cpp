@@ -117,6 +117,7 @@ SessionMemory::SessionMemory(const Config& config) {
       budgets, *device_, *arena_, store_.get(), engine_.get(),
       AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
                             .prefetch_depth = static_cast<std::size_t>(config.io.prefetch),
+                            .nvme_depth = static_cast<std::size_t>(config.io.depth),
                             .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_, *stream_);

@@ -20,6 +20,11 @@ bool is_unanswered(const std::exception_ptr& error) {
   }
 }
 
+/// Each of the paths may turn out to take nothing.
+std::uint32_t write_attempts(const NvmeStore* store) {
+  return store == nullptr ? 2 : std::max<std::uint32_t>(2, static_cast<std::uint32_t>(store->path_count()));
+}
+
 }  // namespace
 
 Pin& Pin::operator=(Pin&& other) noexcept {
@@ -50,10 +55,10 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& devi
     : budgets_(budgets),
       timeline_(options.timeline != nullptr && options.timeline->keeps_events() ? options.timeline : nullptr),
       staging_(*budgets[index_of(Tier::host)], Kind::other, TransferService::staging_blocks * arena.granule_bytes()),
-      policy_(budgets, options.device_chunk_limit, options.prefetch_depth),
+      policy_(budgets, options.device_chunk_limit, options.prefetch_depth, write_attempts(store)),
       places_(device, arena, store),
       most_under_way_(options.most_transfers),
-      transfers_(device, arena, store, engine, timeline_) {}
+      transfers_(device, arena, store, engine, {.observer = timeline_, .nvme_depth = options.nvme_depth}) {}
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};

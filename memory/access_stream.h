@@ -82,6 +82,7 @@ class AccessStream {
     std::uint64_t device_chunk_limit = ~std::uint64_t{0};  ///< as in Policy
     std::size_t prefetch_depth = 0;                        ///< as in Policy
     std::size_t most_transfers = 1024;                     ///< at a time, below TransferService::most_transfers
+    std::size_t nvme_depth = 0;                            ///< as in TransferService
     Timeline* timeline = nullptr;                          ///< outlives the stream; null: nothing is recorded
   };
 

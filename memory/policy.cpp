@@ -9,9 +9,6 @@
 namespace terrace {
 namespace {
 
-/// Write-backs of one chunk that may fail in a row before nothing more is promised.
-constexpr std::uint32_t write_attempts = 2;
-
 bool is_ahead_of_need(const Transfer& transfer) {
   return transfer.priority == TransferPriority::prefetch || transfer.priority == TransferPriority::early;
 }
@@ -28,8 +25,12 @@ bool waits_for(const Request& request, const Transfer& transfer) {
 
 }  // namespace
 
-Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth)
-    : budgets_(budgets), device_chunk_limit_(device_chunk_limit), prefetch_depth_(prefetch_depth) {}
+Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth,
+               std::uint32_t write_attempts)
+    : budgets_(budgets),
+      device_chunk_limit_(device_chunk_limit),
+      prefetch_depth_(prefetch_depth),
+      write_attempts_(write_attempts) {}
 
 Policy::~Policy() {
   const auto give_back = [&](ChunkId id, Tier tier) {
@@ -159,7 +160,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
       chunk.step(transfer.from, CopyStep::stay);
     }
   }
-  if (!transfer.fill && transfer.to == chunk.info().home && ++chunk.at(transfer.to).failed_writes >= write_attempts) {
+  if (!transfer.fill && transfer.to == chunk.info().home && ++chunk.at(transfer.to).failed_writes >= write_attempts_) {
     fail(error);
   }
   drop_if_dead(transfer.chunk);

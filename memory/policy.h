@@ -85,8 +85,10 @@ struct Vacate {
 class Policy {
  public:
   /// `budgets` outlive the policy. `device_chunk_limit` bounds the bytes of chunks on the device, within
-  /// its budget; `prefetch_depth` the transfers ahead of need under way at once on a lane.
-  Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth = 0);
+  /// its budget; `prefetch_depth` the transfers ahead of need under way at once on a lane. When so many write-backs of
+  /// a chunk in a row have failed as `write_attempts`, nothing more is promised.
+  Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth = 0,
+         std::uint32_t write_attempts = 2);
   /// Gives all room back to the budgets; by then the memory behind it is free.
   ~Policy();
   Policy(const Policy&) = delete;
@@ -279,6 +281,7 @@ class Policy {
   std::uint64_t clock_ = 0;                                 ///< logical time of uses
   std::exception_ptr failure_;
   const std::size_t prefetch_depth_;
+  const std::uint32_t write_attempts_;
   std::size_t planned_for_device_ = 0;  ///< up to here of the device's forecast nothing is to be brought to the host
   std::uint64_t demand_fetches_ = 0;
   ScheduleBook book_;

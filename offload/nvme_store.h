@@ -69,6 +69,7 @@ class NvmeStore {
   /// Either way the read has ended, and can be repeated.
   void end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error);
 
+  std::size_t path_count() const noexcept { return paths_.size(); }
   std::size_t extent_bytes() const noexcept { return extent_bytes_; }
   std::uint64_t capacity_bytes() const noexcept { return capacity_bytes_; }
   std::uint64_t extent_count() const noexcept { return extents_.size(); }

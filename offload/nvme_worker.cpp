@@ -20,12 +20,13 @@ constexpr std::size_t most_operations = 64;
 /// never waits for long while checksums are taken.
 constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
 
-std::unique_ptr<IoQueue> open_queue(TransferBoard& board, const NvmeStore& store, IoEngine& engine, Link link) {
+std::unique_ptr<IoQueue> open_queue(TransferBoard& board, const NvmeStore& store, IoEngine& engine, Link link,
+                                    std::size_t depth) {
   std::vector<std::span<std::byte>> registered;
   for (std::byte* block : board.staging_blocks(link)) {
     registered.emplace_back(block, board.block_bytes());
   }
-  return engine.open_queue(NvmeWorker::queue_depth(board.block_bytes()), registered, store.io_files());
+  return engine.open_queue(depth, registered, store.io_files());
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -48,12 +49,12 @@ void keep_for_good(std::unique_ptr<IoQueue> queue) {
 
 }  // namespace
 
-std::size_t NvmeWorker::queue_depth(std::size_t block_bytes) noexcept {
+std::size_t NvmeWorker::default_depth(std::size_t block_bytes) noexcept {
   return std::clamp(bytes_in_flight / block_bytes, fewest_operations, most_operations);
 }
 
-NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link)
-    : board_(board), store_(store), link_(link), io_(open_queue(board, store, engine, link)), thread_([this] {
+NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth)
+    : board_(board), store_(store), link_(link), io_(open_queue(board, store, engine, link, depth)), thread_([this] {
         work();
       }) {}
 

@@ -31,11 +31,11 @@ class NvmeWorker final : public LinkWorker {
   static constexpr std::uint64_t most_ticks = 60;
 
   /// How many blocks of that size may be with a drive at once, each way.
-  static std::size_t queue_depth(std::size_t block_bytes) noexcept;
+  static std::size_t default_depth(std::size_t block_bytes) noexcept;
 
   /// Opens its queue on the engine, with the link's staging blocks and the store's files registered. Throws IoError
   /// where that fails.
-  NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link);
+  NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth);
   ~NvmeWorker() override;
   NvmeWorker(const NvmeWorker&) = delete;
   NvmeWorker& operator=(const NvmeWorker&) = delete;

@@ -8,18 +8,20 @@
 namespace terrace {
 
 TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
-                                 TransferObserver* observer, std::chrono::milliseconds patience)
-    : board_(arena, staging_blocks_each_way, observer) {
+                                 const Options& options)
+    : board_(arena, staging_blocks_each_way, options.observer) {
+  const std::size_t depth =
+      options.nvme_depth > 0 ? options.nvme_depth : NvmeWorker::default_depth(board_.block_bytes());
   if (store != nullptr) {
     for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
-      board_.set_worker(link, std::make_unique<NvmeWorker>(board_, *store, *engine, link));
+      board_.set_worker(link, std::make_unique<NvmeWorker>(board_, *store, *engine, link, depth));
     }
   }
   for (const Link link : {Link::host_to_device, Link::device_to_host}) {
     board_.set_worker(link, std::make_unique<CopyWorker>(board_, device, link));
   }
   if (store != nullptr) {
-    clock_ = std::jthread([this, tick = std::chrono::nanoseconds(patience) / NvmeWorker::most_ticks](
+    clock_ = std::jthread([this, tick = std::chrono::nanoseconds(options.patience) / NvmeWorker::most_ticks](
                               const std::stop_token& stop) { keep_time(stop, tick); });
   }
 }

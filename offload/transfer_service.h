@@ -41,10 +41,18 @@ class TransferService {
   /// For how long a drive may leave an operation without an answer: far longer than the system itself tries.
   static constexpr std::chrono::milliseconds default_patience = std::chrono::minutes(2);
 
+  struct Options {
+    TransferObserver* observer = nullptr;  ///< outlives the service
+    /// Blocks that may be with the drives at once, each way; 0: by their size, as NvmeWorker::default_depth has it.
+    std::size_t nvme_depth = 0;
+    std::chrono::milliseconds patience = default_patience;
+  };
+
   /// `store` and `engine` are null where there is no NVMe tier. All outlive the service. The staging blocks come from
   /// the arena, in whose budget the caller has counted them. Throws IoError if the engine cannot open its queues.
-  TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
-                  TransferObserver* observer = nullptr, std::chrono::milliseconds patience = default_patience);
+  TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine, const Options& options);
+  TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine)
+      : TransferService(device, arena, store, engine, Options{}) {}
   ~TransferService();
   TransferService(const TransferService&) = delete;
   TransferService& operator=(const TransferService&) = delete;

@@ -1,5 +1,5 @@
 /// How long a drive takes to read and write so many bytes at once, with nothing in between: one io_uring, O_DIRECT,
-/// locked buffers, 8 operations in flight each way.
+/// locked buffers, a file that the ring knows, so many operations in flight each way.
 ///
 /// The file lives in the folder as long as this object does, without a name. Not thread-safe.
 #pragma once
@@ -13,8 +13,15 @@ namespace terrace {
 
 class BareNvme {
  public:
+  struct Options {
+    std::size_t block_bytes = std::size_t{1} << 20U;
+    unsigned depth = 8;      ///< each way
+    bool checksums = false;  ///< XXH3 of each block, before it is written and after it was read
+  };
+
   /// Writes `most_bytes` of random bytes. Throws IoError, also where the file system has no O_DIRECT.
-  BareNvme(const std::filesystem::path& folder, std::uint64_t most_bytes);
+  BareNvme(const std::filesystem::path& folder, std::uint64_t most_bytes, const Options& options);
+  BareNvme(const std::filesystem::path& folder, std::uint64_t most_bytes) : BareNvme(folder, most_bytes, Options{}) {}
   ~BareNvme();
   BareNvme(const BareNvme&) = delete;
   BareNvme& operator=(const BareNvme&) = delete;

@@ -1,5 +1,6 @@
 #include "tools/command.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -16,6 +17,7 @@
 #include "tools/exit_code.h"
 #include "tools/inspect.h"
 #include "tools/link_bench.h"
+#include "tools/nvme_bench.h"
 #include "tools/train.h"
 #include "tools/version.h"
 
@@ -157,6 +159,55 @@ void run_bench_link(BenchLinkArguments& arguments) {
   bench_link(arguments.options);
 }
 
+struct BenchNvmeArguments {
+  std::vector<std::string> blocks;
+  std::string bytes;
+  BenchNvmeOptions options;
+};
+
+CLI::App* add_bench_nvme(CLI::App& bench, BenchNvmeArguments& arguments) {
+  CLI::App* nvme = bench.add_subcommand("nvme", "Time the transfer service's reads and writes against a bare loop's");
+  nvme->add_option("--path", arguments.options.folder, "Folder on the drive to measure")
+      ->type_name("FOLDER")
+      ->required();
+  nvme->add_option("--block", arguments.blocks,
+                   "A size of block; may be given several times. 64KiB, 256KiB and 1MiB, "
+                   "unless given")
+      ->type_name("SIZE")
+      ->allow_extra_args(false);
+  nvme->add_option("--depth", arguments.options.depths,
+                   "Blocks with the drive at once, each way; may be given several "
+                   "times. 8 and 32, unless given")
+      ->type_name("COUNT")
+      ->allow_extra_args(false)
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1024}));
+  nvme->add_option("--bytes", arguments.bytes, "Moved in a sample, each way; 128MiB, unless given")->type_name("SIZE");
+  nvme->add_option("--rounds", arguments.options.rounds, "Rounds of four samples of each side")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(at_least(1));
+  nvme->add_flag("--busy", arguments.options.busy, "Keep every core busy meanwhile");
+  nvme->add_flag("--json", arguments.options.json, "Report as JSON");
+  nvme->footer("Example:\n  terrace bench nvme --path /data/terrace --block 1MiB --depth 8");
+  return nvme;
+}
+
+void run_bench_nvme(BenchNvmeArguments& arguments) {
+  BenchNvmeOptions& options = arguments.options;
+  if (!arguments.blocks.empty()) options.blocks.clear();
+  for (const std::string& block : arguments.blocks) {
+    options.blocks.push_back(parse_bytes(block));
+    if (options.blocks.back() == 0 || options.blocks.back() % 4096 != 0 || options.blocks.back() > (1U << 30U)) {
+      throw ConfigError("--block " + block + " is no multiple of 4KiB up to 1GiB");
+    }
+  }
+  if (!arguments.bytes.empty()) options.bytes = parse_bytes(arguments.bytes);
+  if (options.bytes < *std::max_element(options.blocks.begin(), options.blocks.end())) {
+    throw ConfigError("--bytes " + arguments.bytes + " is less than a block");
+  }
+  bench_nvme(options);
+}
+
 CLI::App* add_bench_step(CLI::App& bench, BenchStepOptions& options) {
   CLI::App* step = bench.add_subcommand("step", "Time training steps against the floors under them and plain LibTorch");
   std::string names;
@@ -214,6 +265,8 @@ ExitCode run(int argc, char** argv) {
   const CLI::App* step = add_bench_step(*bench, bench_options);
   BenchLinkArguments link_arguments;
   const CLI::App* link = add_bench_link(*bench, link_arguments);
+  BenchNvmeArguments nvme_arguments;
+  const CLI::App* nvme = add_bench_nvme(*bench, nvme_arguments);
   InspectArguments inspect_arguments;
   const CLI::App* inspect = add_inspect(app, inspect_arguments);
   try {
@@ -225,12 +278,17 @@ ExitCode run(int argc, char** argv) {
     throw ConfigError(error.what(), train->parsed()     ? "see terrace train --help"
                                     : inspect->parsed() ? "see terrace inspect --help"
                                     : link->parsed()    ? "see terrace bench link --help"
+                                    : nvme->parsed()    ? "see terrace bench nvme --help"
                                     : bench->parsed()   ? "see terrace bench step --help"
                                                         : "see terrace --help");
   }
   if (inspect->parsed()) return run_inspect(inspect_arguments);
   if (link->parsed()) {
     run_bench_link(link_arguments);
+    return ExitCode::done;
+  }
+  if (nvme->parsed()) {
+    run_bench_nvme(nvme_arguments);
     return ExitCode::done;
   }
   if (step->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;

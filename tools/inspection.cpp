@@ -70,12 +70,11 @@ std::vector<Inspection::OfTier> tiers(const Config& config, const Inspection::De
 }
 
 /// Opens a queue each way as the transfer service does: what the engine cannot do with their memory is noted.
-void try_queues(IoEngine& engine, std::size_t block_bytes) {
+void try_queues(IoEngine& engine, std::size_t block_bytes, std::size_t depth) {
   HostArena arena(block_bytes, TransferService::staging_blocks);
   std::vector<std::span<std::byte>> blocks;
   for (std::byte* block : arena.allocate(TransferService::staging_blocks)) blocks.emplace_back(block, block_bytes);
   const std::span all(blocks);
-  const std::size_t depth = NvmeWorker::queue_depth(block_bytes);
   const auto read = engine.open_queue(depth, all.first(TransferService::staging_blocks_each_way));
   const auto write = engine.open_queue(depth, all.last(TransferService::staging_blocks_each_way));
 }
@@ -88,10 +87,11 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
     files.emplace_back(folder, plan.granule_bytes, 1);
   }
   require_nvme_room(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes, Leftovers::still_there);
-  try_queues(*engine, plan.granule_bytes);
   Inspection::Nvme found;
   found.engine = engine->name();
-  found.depth = NvmeWorker::queue_depth(plan.granule_bytes);
+  found.depth = config.io.depth > 0 ? static_cast<std::size_t>(config.io.depth)
+                                    : NvmeWorker::default_depth(plan.granule_bytes);
+  try_queues(*engine, plan.granule_bytes, found.depth);
   for (ExtentFile& file : files) {
     file.reserve_space(0, 1);  // only then does a file system tell whether it sets space aside
     const std::filesystem::path folder = file.file().path.parent_path();

@@ -29,7 +29,7 @@ constexpr std::uint64_t kLargestFile = std::uint64_t{4} << 30U;
 std::uint64_t block_count(const std::filesystem::path& folder, std::size_t block_bytes, std::uint64_t most_bytes) {
   const std::uint64_t free_bytes = volume_of(folder).free_bytes;
   const std::uint64_t blocks = std::min({most_bytes, free_bytes / 2, kLargestFile}) / block_bytes;
-  const std::size_t depth = NvmeWorker::queue_depth(block_bytes);
+  const std::size_t depth = NvmeWorker::default_depth(block_bytes);
   if (blocks >= depth) return blocks;
   throw IoError("probe: " + std::to_string(depth) + " blocks of " + format_bytes(block_bytes) + " do not fit into " +
                     folder.string() + ": " + format_bytes(free_bytes) + " are free, of which half are used",
@@ -68,8 +68,8 @@ class Course {
       : file_(file),
         block_bytes_(block_bytes),
         stop_(stop),
-        memory_(block_bytes, NvmeWorker::queue_depth(block_bytes)),
-        queue_(engine.open_queue(NvmeWorker::queue_depth(block_bytes), memory_.regions())) {}
+        memory_(block_bytes, NvmeWorker::default_depth(block_bytes)),
+        queue_(engine.open_queue(NvmeWorker::default_depth(block_bytes), memory_.regions())) {}
 
   /// Moves blocks for as long as a measurement lasts; returns how many.
   std::uint64_t run(Direction direction, std::uint64_t blocks) {

@@ -20,6 +20,7 @@
 #include "offload/emulated_computation.h"
 #include "tests/memory/seed.h"
 #include "tests/memory/stream_world.h"
+#include "tests/offload/small_disk.h"
 
 namespace terrace {
 namespace {
@@ -474,6 +475,74 @@ TEST_F(AccessStreamTest, cached_copies_make_room_for_a_chunk_that_comes_to_rest)
   world.check_invariants();
   EXPECT_TRUE(reads_at(world, first, device, 1));
   EXPECT_TRUE(reads_at(world, second, device, 2));
+}
+
+constexpr std::uint64_t chunk_bytes = 64 * 1024;
+
+TEST_F(AccessStreamTest, paths_that_are_lost_are_left_while_one_is_left) {
+  for (const int lost : {1, 2, 3}) {
+    StreamWorld several(
+        {.device_bytes = 8 * chunk_bytes, .host_bytes = chunk_bytes, .nvme_extents = 36, .nvme_paths = 3});
+    const ChunkId dirty = several.stream.add_chunk(Kind::parameter, 0, chunk_bytes, Tier::nvme);
+    const ChunkId other = several.stream.add_chunk(Kind::parameter, 1, chunk_bytes, Tier::nvme);
+    write_pattern(several.acquire(dirty, Tier::host, Access::write), 0, Tier::host, chunk_bytes, 7);
+    several.engine.inject({.fault = Fault::io_error,
+                           .direction = IoOperation::Direction::write,
+                           .when = [&](const IoOperation& operation) {
+                             const std::string path = operation.file->path.parent_path().filename().string();
+                             return std::stoi(path) < lost;
+                           }});
+    if (lost < 3) {
+      several.acquire(other, Tier::host);  // for which the first has to leave
+      EXPECT_TRUE(holds_pattern(several.acquire(dirty, Tier::host), 0, Tier::host, chunk_bytes, 7));
+    } else {
+      try {
+        several.acquire(other, Tier::host);
+        ADD_FAILURE() << "no path takes it";
+      } catch (const IoError& error) {
+        EXPECT_NE(std::string(error.what()).find(several.folder.path().string()), std::string::npos) << error.what();
+      }
+      EXPECT_EQ(several.state(dirty, Tier::host), CopyState::valid) << "and nothing is lost";
+    }
+    several.check_invariants();
+  }
+}
+
+TEST_F(AccessStreamTest, a_drive_without_space_for_a_chunk_is_told_when_it_is_made) {
+  constexpr std::uint64_t disk_bytes = std::uint64_t{1} << 20U;
+  TemporaryFolder disk;
+  const auto holds = holds_on_small_disk(disk.path(), disk_bytes, [&] {
+    NvmeStore store({disk.path()}, disk_bytes * 3 / 4, 16 * 1024);
+    std::ofstream(disk.path() / "others") << std::string(disk_bytes / 2, 'x');
+    EmulatedDevice device(1 << 20);
+    HostArena arena(16 * 1024, TransferService::staging_blocks + 4);
+    Budget host(Tier::host, arena.capacity_bytes());
+    Budget nvme(Tier::nvme, store.extent_count() * store.extent_bytes());
+    ThreadEngine engine;
+    AccessStream stream({&device.budget(), &host, &nvme}, device, arena, &store, &engine, {});
+    const ChunkId fits = stream.add_chunk(Kind::parameter, 0, 128 * 1024, Tier::nvme);
+    EXPECT_THROW(stream.add_chunk(Kind::parameter, 1, 512 * 1024, Tier::nvme), IoError);
+    EXPECT_EQ(nvme.used(), 128 * 1024u);
+    EXPECT_EQ(store.used_bytes(), 128 * 1024u);
+    const std::array access{ChunkAccess{fits, Tier::device, Access::write}};
+    stream.acquire(access);
+    return !HasFailure();
+  });
+  if (!holds) GTEST_SKIP() << "this system gives no mount";
+  EXPECT_TRUE(*holds);
+}
+
+TEST_F(AccessStreamTest, after_a_drive_that_answers_no_more_every_request_is_refused_and_the_stream_ends) {
+  StreamWorld lost({.device_bytes = 8 * chunk_bytes, .host_bytes = chunk_bytes, .nvme_extents = 36});
+  const ChunkId first = lost.stream.add_chunk(Kind::parameter, 0, chunk_bytes, Tier::nvme);
+  const ChunkId second = lost.stream.add_chunk(Kind::parameter, 1, chunk_bytes, Tier::nvme);
+  const ChunkId there = lost.stream.add_chunk(Kind::parameter, 2, chunk_bytes, Tier::device);
+  write_pattern(lost.acquire(first, Tier::host, Access::write), 0, Tier::host, chunk_bytes, 7);
+  lost.acquire(second, Tier::host);
+  lost.engine.inject({.fault = Fault::dead_queue});
+  EXPECT_THROW(lost.acquire(first, Tier::host), Unanswered);
+  EXPECT_THROW(lost.acquire(there, Tier::device), IoError);
+  EXPECT_THROW(lost.stream.allocate(1 << 30, Kind::other), IoError);
 }
 
 TEST_F(AccessStreamTest, a_write_that_fails_in_the_middle_of_a_chunk_loses_no_extent_but_the_bad_one) {

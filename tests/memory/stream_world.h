@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -29,6 +30,7 @@ struct StreamSizes {
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;  ///< besides staging
   std::uint64_t nvme_extents = 0;
+  std::size_t nvme_paths = 1;
   std::uint64_t device_chunk_limit = ~std::uint64_t{0};
   std::size_t prefetch_depth = 0;
   std::uint64_t timeline_bytes = 0;  ///< not counted
@@ -41,7 +43,8 @@ class StreamWorld {
       : owned_device(sizes.cuda ? make_cuda_device_in_software(sizes.device_bytes)
                                 : std::make_unique<EmulatedDevice>(sizes.device_bytes)),
         arena(sizes.granule_bytes, TransferService::staging_blocks + sizes.host_bytes / sizes.granule_bytes),
-        store({folder.path()}, extent_file_bytes(sizes.granule_bytes, sizes.nvme_extents),
+        store(paths(sizes.nvme_paths),
+              sizes.nvme_paths * extent_file_bytes(sizes.granule_bytes, sizes.nvme_extents / sizes.nvme_paths),
               sizes.granule_bytes),
         host(Tier::host, arena.capacity_bytes()),
         nvme(Tier::nvme, sizes.nvme_extents * sizes.granule_bytes),
@@ -60,6 +63,12 @@ class StreamWorld {
   }
   void check_invariants() const {
     stream.inspect([](const Policy& policy) { policy.check_invariants(); });
+  }
+
+  std::vector<std::filesystem::path> paths(std::size_t count) const {
+    std::vector<std::filesystem::path> result;
+    for (std::size_t i = 0; i < count; ++i) result.push_back(folder.path() / std::to_string(i));
+    return result;
   }
 
   TemporaryFolder folder;

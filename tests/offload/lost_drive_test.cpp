@@ -21,7 +21,8 @@ class LostDriveTest : public TransferServiceTest {
     if (!IsSkipped()) be_patient_for(std::chrono::milliseconds(600));
   }
   void be_patient_for(std::chrono::milliseconds patience) {
-    service_.emplace(device_, arena_, &store_, &*engine_, &recorder_, patience);
+    service_.emplace(device_, arena_, &store_, &*engine_,
+                     TransferService::Options{.observer = &recorder_, .patience = patience});
   }
 
   /// What is thrown by a transfer that the drive has, and by those that come after it.

@@ -265,6 +265,28 @@ TEST_F(NvmeStoreTest, neighbouring_extents_are_striped_over_all_paths) {
   EXPECT_EQ(written, (std::set<fs::path>{folder_ / "a", folder_ / "b"}));
 }
 
+TEST_F(NvmeStoreTest, a_path_that_fails_is_passed_over_until_a_write_there_succeeds_again) {
+  NvmeStore store({folder_ / "a", folder_ / "b", folder_ / "c"}, capacity_for(18, 3), kExtent);
+  const auto path_of = [&](ExtentId extent) { return fs::path(store.describe(extent)).parent_path().filename(); };
+  const std::vector<ExtentId> first = store.reserve(3);
+  store.retire(first[1]);
+  const std::vector<ExtentId> beside = store.reserve(8);
+  EXPECT_EQ(std::count_if(beside.begin(), beside.end(), [&](ExtentId each) { return path_of(each) == "b"; }), 0);
+  for (const char* other : {"a", "c"}) {
+    EXPECT_EQ(std::count_if(beside.begin(), beside.end(), [&](ExtentId each) { return path_of(each) == other; }), 4);
+  }
+  const std::vector<ExtentId> rest = store.reserve(6);  // where there is no other room it is tried all the same
+  EXPECT_EQ(std::count_if(rest.begin(), rest.end(), [&](ExtentId each) { return path_of(each) == "b"; }), 4);
+  store.release(beside);
+  for (const ExtentId each : rest) write(store, each, pattern(kExtent, 1));
+  const std::vector<ExtentId> again = store.reserve(3);
+  store.release(rest);
+  store.release(again);
+  const std::vector<ExtentId> all = store.reserve(15);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(), [&](ExtentId each) { return path_of(each) == "b"; }), 5);
+  EXPECT_EQ(store.free_extents(), 0u);
+}
+
 TEST_F(NvmeStoreTest, sets_space_aside_when_an_extent_is_first_reserved_and_not_again) {
   NvmeStore store({folder_ / "a", folder_ / "b"}, capacity_for(8, 2), kExtent);
   const auto on_disk = [&] {

@@ -211,7 +211,7 @@ TEST_P(TransferServiceTest, the_destructor_waits_for_all_that_was_started) {
     }
     service_.reset();
     for (const Outcome* outcome : outcomes) EXPECT_EQ(outcome->times_done(), 1);
-    service_.emplace(device_, arena_, &store_, &*engine_, &recorder_);
+    service_.emplace(device_, arena_, &store_, &*engine_, TransferService::Options{.observer = &recorder_});
   }
 }
 

@@ -108,7 +108,7 @@ class Epoch {
         engine_(engine == "io_uring" ? std::unique_ptr<IoEngine>(std::make_unique<UringEngine>())
                                      : std::make_unique<ThreadEngine>(),
                 seed),
-        service_(device_, arena_, &store_, &engine_, nullptr, std::chrono::seconds(2)) {
+        service_(device_, arena_, &store_, &engine_, {.patience = std::chrono::seconds(2)}) {
     std::mt19937_64 random(seed);
     for (std::size_t i = 0; i < object_count; ++i) {
       const std::size_t blocks = 1 + random() % most_blocks;

@@ -142,7 +142,7 @@ class TransferServiceTest : public testing::TestWithParam<const char*> {
     std::string why_not;
     if (GetParam() == std::string("io_uring") && !UringEngine::available(&why_not)) GTEST_SKIP() << why_not;
     engine_.emplace(make_engine(GetParam()));
-    service_.emplace(device_, arena_, &store_, &*engine_, &recorder_);
+    service_.emplace(device_, arena_, &store_, &*engine_, TransferService::Options{.observer = &recorder_});
   }
   void TearDown() override {
     service_.reset();

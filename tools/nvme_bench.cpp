@@ -1,0 +1,209 @@
+#include "tools/nvme_bench.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <sys/resource.h>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "tools/bare_nvme.h"
+#include "tools/formatted.h"
+#include "tools/machine.h"
+#include "tools/nvme_sides.h"
+#include "tools/paired.h"
+#include "tools/text_table.h"
+
+namespace terrace {
+namespace {
+
+/// The format; it goes up when a field changes its meaning.
+constexpr int kVersion = 1;
+
+double processor_seconds() {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// Threads that compute while this lives, one for each core. Their time is not the bench's.
+class Load {
+ public:
+  explicit Load(bool on) {
+    for (unsigned i = 0; on && i < std::thread::hardware_concurrency(); ++i) {
+      threads_.emplace_back([this](const std::stop_token& stop) {
+        while (!stop.stop_requested()) ++spins_;
+      });
+    }
+  }
+
+ private:
+  std::atomic<std::uint64_t> spins_{0};
+  std::vector<std::jthread> threads_;
+};
+
+/// What one side did in all of its samples.
+struct Samples {
+  std::vector<double> rates;              // bytes a second
+  std::vector<double> processor_seconds;  // a gigabyte
+
+  void take(std::uint64_t bytes, const std::function<double()>& seconds) {
+    const double before = terrace::processor_seconds();
+    rates.push_back(static_cast<double>(bytes) / seconds());
+    processor_seconds.push_back((terrace::processor_seconds() - before) / (1e-9 * static_cast<double>(bytes)));
+  }
+};
+
+std::vector<double> ratios(const std::vector<double>& of, const std::vector<double>& to) {
+  std::vector<double> result;
+  for (std::size_t i = 0; i < of.size(); ++i) result.push_back(of[i] / to[i]);
+  return result;
+}
+
+struct Case {
+  std::string name;
+  NvmeLoad load;
+  bool busy = false;
+  Samples service, engine, bare, bare_with_checksums;
+  std::optional<double> fio;  // the median, in bytes a second
+  double depth_share = 0;
+
+  /// Of the service's rate to the best of the others', sample by sample.
+  Interval share_of_best() const {
+    const double bare_rate = median_of(bare.rates);
+    const bool bare_is_best = !fio || bare_rate >= *fio;
+    std::vector<double> shares = ratios(service.rates, bare.rates);
+    if (!bare_is_best) {
+      for (double& share : shares) share *= bare_rate / *fio;
+    }
+    return median_interval(shares);
+  }
+};
+
+Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint64_t block, std::uint64_t depth) {
+  Case result;
+  result.busy = options.busy;
+  result.name =
+      kind + " " + format_bytes_exactly(block) + " x " + std::to_string(depth) + (options.busy ? ", busy" : "");
+  result.load = {.read_bytes = kind == "write" ? 0 : options.bytes,
+                 .written_bytes = kind == "read" ? 0 : options.bytes,
+                 .block_bytes = static_cast<std::size_t>(block),
+                 .depth = static_cast<std::size_t>(depth)};
+  const std::uint64_t bytes = result.load.read_bytes + result.load.written_bytes;
+  ServiceSide service(options.folder, result.load);
+  EngineSide engine(options.folder, result.load);
+  BareNvme::Options plain{
+      .block_bytes = result.load.block_bytes, .depth = static_cast<unsigned>(depth), .checksums = false};
+  BareNvme bare(options.folder, options.bytes, plain);
+  plain.checksums = true;
+  BareNvme bare_with_checksums(options.folder, options.bytes, plain);
+  FioSide fio(options.folder, result.load);
+  std::vector<double> fio_rates;
+  const auto bare_seconds = [&](BareNvme& loop) {
+    return [&] { return loop.seconds(result.load.read_bytes, result.load.written_bytes); };
+  };
+  const Load load(options.busy);
+  for (int round = 0; round < options.rounds; ++round) {
+    for (int sample = 0; sample < options.samples; ++sample) {
+      std::vector<std::function<void()>> turns{
+          [&] { result.service.take(bytes, [&] { return service.seconds(); }); },
+          [&] { result.bare.take(bytes, bare_seconds(bare)); },
+          [&] { result.engine.take(bytes, [&] { return engine.seconds(); }); },
+          [&] { result.bare_with_checksums.take(bytes, bare_seconds(bare_with_checksums)); }};
+      if (sample % 2 == 1) std::reverse(turns.begin(), turns.end());
+      for (const auto& turn : turns) turn();
+    }
+    if (const auto rate = fio.bytes_per_second()) fio_rates.push_back(*rate);
+  }
+  if (!fio_rates.empty()) result.fio = median_of(fio_rates);
+  result.depth_share = service.depth_share();
+  return result;
+}
+
+nlohmann::ordered_json interval_json(const Interval& interval) {
+  return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
+}
+
+nlohmann::ordered_json to_json(const Case& each) {
+  const auto gigabytes = [](const Samples& samples) { return 1e-9 * median_of(samples.rates); };
+  const auto share = [&](std::uint64_t part, double rate) {
+    return rate * static_cast<double>(part) / static_cast<double>(each.load.read_bytes + each.load.written_bytes);
+  };
+  nlohmann::ordered_json json;
+  json["name"] = each.name;
+  json["block_bytes"] = each.load.block_bytes;
+  json["depth"] = each.load.depth;
+  json["busy"] = each.busy;
+  json["read_gb_per_second"] = share(each.load.read_bytes, gigabytes(each.service));
+  json["write_gb_per_second"] = share(each.load.written_bytes, gigabytes(each.service));
+  json["gb_per_second"] = {{"service", gigabytes(each.service)},
+                           {"engine", gigabytes(each.engine)},
+                           {"bare", gigabytes(each.bare)},
+                           {"bare_with_checksums", gigabytes(each.bare_with_checksums)}};
+  if (each.fio) json["gb_per_second"]["fio"] = 1e-9 * *each.fio;
+  json["share_of_best"] = interval_json(each.share_of_best());
+  json["depth_share"] = each.depth_share;
+  json["cpu_seconds_per_gb"] = {{"service", median_of(each.service.processor_seconds)},
+                                {"engine", median_of(each.engine.processor_seconds)},
+                                {"bare", median_of(each.bare.processor_seconds)},
+                                {"bare_with_checksums", median_of(each.bare_with_checksums.processor_seconds)}};
+  json["cpu_over_bare"] = {
+      {"engine", interval_json(median_interval(ratios(each.engine.processor_seconds, each.bare.processor_seconds)))},
+      {"service", interval_json(median_interval(ratios(each.service.processor_seconds, each.bare.processor_seconds)))},
+      {"service_over_bare_with_checksums",
+       interval_json(
+           median_interval(ratios(each.service.processor_seconds, each.bare_with_checksums.processor_seconds)))}};
+  return json;
+}
+
+std::string to_text(const std::vector<Case>& cases) {
+  std::vector<std::vector<std::string>> rows{
+      {"", "GB/s", "bare", "fio", "of the best", "depth", "CPU s/GB", "bare", "with checksums"}};
+  for (const Case& each : cases) {
+    const Interval share = each.share_of_best();
+    rows.push_back({each.name, formatted("%.2f", 1e-9 * median_of(each.service.rates)),
+                    formatted("%.2f", 1e-9 * median_of(each.bare.rates)),
+                    each.fio ? formatted("%.2f", 1e-9 * *each.fio) : "-",
+                    formatted("%.3f (%.3f to %.3f)", share.median, share.low, share.high),
+                    formatted("%.2f", each.depth_share), formatted("%.3f", median_of(each.service.processor_seconds)),
+                    formatted("%.3f", median_of(each.bare.processor_seconds)),
+                    formatted("%.3f", median_of(each.bare_with_checksums.processor_seconds))});
+  }
+  return format_table(rows);
+}
+
+}  // namespace
+
+void bench_nvme(const BenchNvmeOptions& options) {
+  std::vector<Case> cases;
+  for (const std::uint64_t block : options.blocks) {
+    for (const std::uint64_t depth : options.depths) {
+      for (const char* const kind : {"read", "write", "mixed"}) {
+        cases.push_back(measure(options, kind, block, depth));
+        if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name.c_str());
+      }
+    }
+  }
+  if (!options.json) {
+    std::fputs(to_text(cases).c_str(), stdout);
+    return;
+  }
+  nlohmann::ordered_json json;
+  json["version"] = kVersion;
+  json["machine"] = machine_json(at::get_num_threads());
+  json["folder"] = options.folder.string();
+  json["cases"] = nlohmann::ordered_json::array();
+  for (const Case& each : cases) json["cases"].push_back(to_json(each));
+  std::printf("%s\n", json.dump(2).c_str());
+}
+
+}  // namespace terrace
