@@ -1,8 +1,11 @@
 #include "integration/buffer_snapshots.h"
 
 #include <algorithm>
+#include <exception>
+#include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "integration/byte_copies.h"
 #include "integration/program_memory.h"
 
@@ -16,7 +19,7 @@ std::vector<std::byte> bytes_of(const c10::Storage& storage) {
 }
 
 /// A buffer that was resized in between keeps what it holds.
-void set_bytes(const c10::Storage& storage, const std::vector<std::byte>& bytes) noexcept {
+void set_bytes(const c10::Storage& storage, const std::vector<std::byte>& bytes) {
   if (!bytes.empty() && storage.nbytes() == bytes.size()) {
     copy_bytes(storage.mutable_data(), storage.device(), bytes.data(), c10::DeviceType::CPU, bytes.size());
   }
@@ -46,14 +49,25 @@ BufferScope::BufferScope(const BufferSnapshots& snapshots) {
   for (const auto& [storage, bytes] : snapshots.snapshots_) {
     now_.push_back({storage, bytes_of(storage)});
   }
-  for (const auto& [storage, bytes] : snapshots.snapshots_) {
-    set_bytes(storage, bytes);
+  try {
+    for (const auto& [storage, bytes] : snapshots.snapshots_) {
+      set_bytes(storage, bytes);
+    }
+  } catch (...) {
+    put_back();
+    throw;
   }
 }
 
-BufferScope::~BufferScope() {
+BufferScope::~BufferScope() { put_back(); }
+
+void BufferScope::put_back() noexcept {
   for (const auto& [storage, bytes] : now_) {
-    set_bytes(storage, bytes);
+    try {
+      set_bytes(storage, bytes);
+    } catch (const std::exception& error) {  // a device that copies nothing fails the program's next op, too
+      log(LogLevel::error, std::string("block: a buffer could not be put back: ") + error.what());
+    }
   }
 }
 

@@ -39,6 +39,8 @@ class BufferScope {
   BufferScope& operator=(const BufferScope&) = delete;
 
  private:
+  void put_back() noexcept;
+
   std::vector<BufferSnapshots::Snapshot> now_;
 };
 

@@ -77,8 +77,10 @@ auto ForwardingCudaAllocator::counted(std::size_t bytes, const cudaStream_t* str
   }
   try {
     const cudaStream_t on = stream != nullptr ? *stream : c10::cuda::getCurrentCUDAStream(counted_).stream();
-    return budget->call(
-        {.most_growth = most_growth(bytes), .kept_block_needed = kept_block_needed(bytes), .stream = on}, call);
+    return budget->call({.most_growth = most_growth(bytes),
+                         .kept_block_needed = keeps_blocks_ ? kept_block_needed(bytes) : 0,
+                         .stream = on},
+                        call);
   } catch (const Error& error) {
     memory_.load(std::memory_order_relaxed)->refused(std::current_exception());
     TORCH_CHECK_WITH(OutOfMemoryError, false, "terrace: ", error.what());

@@ -20,7 +20,8 @@ class ForwardingCudaAllocator final : public c10::cuda::CUDACachingAllocator::CU
  public:
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-  ForwardingCudaAllocator(Base& to, c10::DeviceIndex counted) : to_(to), counted_(counted), pool_(to, counted) {}
+  ForwardingCudaAllocator(Base& to, c10::DeviceIndex counted)
+      : to_(to), counted_(counted), keeps_blocks_(to.name() == "native"), pool_(to, counted) {}
 
   SegmentPool& pool() noexcept { return pool_; }
   void attach(PoolBudget& budget, ProgramMemory& memory) noexcept;
@@ -148,6 +149,7 @@ class ForwardingCudaAllocator final : public c10::cuda::CUDACachingAllocator::CU
 
   Base& to_;
   const c10::DeviceIndex counted_;
+  const bool keeps_blocks_;  ///< LibTorch's own; how others, such as cudaMallocAsync, serve a call is not known
   Pool pool_;
   std::atomic<PoolBudget*> budget_{nullptr};
   std::atomic<ProgramMemory*> memory_{nullptr};

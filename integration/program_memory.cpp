@@ -7,10 +7,10 @@
 #include <utility>
 
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include "base/error.h"
+#include "integration/byte_copies.h"
 #include "integration/pause.h"
 
 namespace terrace {
@@ -173,8 +173,7 @@ c10::DataPtr allocate_ordinary(std::uint64_t bytes, c10::Device device) {
     return installed_allocator().previous().allocate(bytes);
   }
   const Pause uncounted;
-  const c10::DeviceGuard guard(device);
-  return c10::GetAllocator(device.type())->allocate(bytes);
+  return allocate_like_the_program(device, bytes);
 }
 
 }  // namespace terrace

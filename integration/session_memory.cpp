@@ -125,9 +125,20 @@ SessionMemory::SessionMemory(const Config& config) {
 
 SessionMemory::~SessionMemory() {
   detach();
+  stream_.reset();  // nothing is copied any more, and no chunk is on the device
   if (host_is_pinned_) {
-    stream_.reset();  // nothing is copied any more
     device_->unpin(arena_->region());
+  }
+  if (cuda_device_ != nullptr) {
+    give_back_device_memory();
+  }
+}
+
+void SessionMemory::give_back_device_memory() noexcept {
+  try {
+    cuda_device_->give_back_free_memory();  // buffers of modules keep the device itself
+  } catch (const Error& error) {
+    log(LogLevel::error, error.message() + ", as a session's memory was given back");
   }
 }
 

@@ -80,6 +80,7 @@ class SessionMemory {
 
  private:
   void make_device(const Config::Device& config, std::uint64_t available_bytes);
+  void give_back_device_memory() noexcept;
 
   class DeviceBlocks;
   class HostBlocks;

@@ -1,11 +1,11 @@
 #include "tools/bench_report.h"
 
-#include <cstdio>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "tools/formatted.h"
 #include "tools/machine.h"
 #include "tools/text_table.h"
 
@@ -17,13 +17,6 @@ using Rows = std::vector<std::vector<std::string>>;
 
 /// The format; it goes up when a field changes its meaning.
 constexpr int kVersion = 1;
-
-template <class... Values>
-std::string formatted(const char* format, Values... values) {
-  std::array<char, 200> text;
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 std::string milliseconds(double seconds) { return formatted("%.1f", 1e3 * seconds); }
 

@@ -1,11 +1,11 @@
 #include "tools/progress_line.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "tools/formatted.h"
 #include "tools/text_table.h"
 
 namespace terrace {
@@ -42,13 +42,6 @@ struct Part {
 
   int width() const { return width_of(before) + width_of(text); }
 };
-
-template <class... Values>
-std::string formatted(const char* format, Values... values) {
-  std::array<char, 100> text;
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 std::string percent(double share) { return formatted("%.0f%%", 100 * share); }
 

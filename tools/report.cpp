@@ -1,8 +1,6 @@
 #include "tools/report.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "tools/formatted.h"
 #include "tools/machine.h"
 #include "tools/text_table.h"
 
@@ -20,13 +19,6 @@ using Json = nlohmann::ordered_json;
 using Rows = std::vector<std::vector<std::string>>;
 
 constexpr double kShownShare = 0.005;  // less reads 0%
-
-template <class... Values>
-std::string formatted(const char* format, Values... values) {
-  std::array<char, 300> text;
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 std::string bytes_or_dash(std::uint64_t bytes) { return bytes == 0 ? "-" : format_bytes(bytes); }
 

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -235,6 +236,12 @@ std::vector<std::string> lines_with(const std::string& trace, const std::vector<
   return found;
 }
 
+/// Of a timeline that is complete, where nothing is used.
+TimelineSnapshot snapshot_of(std::vector<TimelineEvent> events) {
+  return {
+      .origin_ns = 0, .complete_since_ns = 0, .dropped = 0, .budgets = {}, .usage = {}, .events = std::move(events)};
+}
+
 std::string trace_of(const TimelineSnapshot& snapshot) {
   std::ostringstream out;
   write_trace(snapshot, out);
@@ -262,14 +269,9 @@ TEST(TimelineTrace, puts_a_transfer_on_each_link_that_it_crosses) {
 }
 
 TEST(TimelineTrace, puts_what_overlaps_on_further_rows) {
-  const TimelineSnapshot snapshot{
-      .origin_ns = 0,
-      .complete_since_ns = 0,
-      .dropped = 0,
-      .budgets = {},
-      .usage = {},
-      .events = {transfer(Tier::host, Tier::device, 1000, 2000, 1), transfer(Tier::host, Tier::device, 1500, 2500, 2),
-                 transfer(Tier::host, Tier::device, 2000, 3000, 3)}};
+  const TimelineSnapshot snapshot =
+      snapshot_of({transfer(Tier::host, Tier::device, 1000, 2000, 1), transfer(Tier::host, Tier::device, 1500, 2500, 2),
+                   transfer(Tier::host, Tier::device, 2000, 3000, 3)});
   const std::string trace = trace_of(snapshot);
   const auto tid_of = [&](const std::string& name) {
     const auto lines = lines_with(trace, {"\"ph\":\"X\"", "\"name\":\"" + name + "\""});
@@ -283,25 +285,15 @@ TEST(TimelineTrace, puts_what_overlaps_on_further_rows) {
 }
 
 TEST(TimelineTrace, keeps_what_is_zeroed_apart_from_links) {
-  const TimelineSnapshot snapshot{.origin_ns = 0,
-                                  .complete_since_ns = 0,
-                                  .dropped = 0,
-                                  .budgets = {},
-                                  .usage = {},
-                                  .events = {transfer(Tier::device, Tier::device, 1000, 2000)}};
+  const TimelineSnapshot snapshot = snapshot_of({transfer(Tier::device, Tier::device, 1000, 2000)});
   const std::string trace = trace_of(snapshot);
   EXPECT_EQ(lines_with(trace, {"\"cat\":\"zeroed\""}).size(), 1u);
   EXPECT_THAT(trace, Not(HasSubstr("\"link\":")));
 }
 
 TEST(TimelineTrace, a_step_has_what_had_been_moved_and_waited_for_by_its_end) {
-  const TimelineSnapshot snapshot{.origin_ns = 0,
-                                  .complete_since_ns = 0,
-                                  .dropped = 0,
-                                  .budgets = {},
-                                  .usage = {},
-                                  .events = {StepEvent{.begin_ns = 1000, .end_ns = 3500, .number = 9},
-                                             StepTotals{.stall_ns = 1234, .bytes_moved = {1, 2, 3, 4}}}};
+  const TimelineSnapshot snapshot = snapshot_of({StepEvent{.begin_ns = 1000, .end_ns = 3500, .number = 9},
+                                                 StepTotals{.stall_ns = 1234, .bytes_moved = {1, 2, 3, 4}}});
   const auto lines = lines_with(trace_of(snapshot), {"\"name\":\"step 9\""});
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_THAT(lines[0], HasSubstr("\"ts\":1.000,\"dur\":2.500"));
@@ -331,13 +323,8 @@ TEST(TimelineTrace, counts_each_tier_by_kind_beside_its_budget) {
 }
 
 TEST(TimelineTrace, quotes_the_names_of_ops) {
-  const TimelineSnapshot snapshot{
-      .origin_ns = 0,
-      .complete_since_ns = 0,
-      .dropped = 0,
-      .budgets = {},
-      .usage = {},
-      .events = {StallEvent{.begin_ns = 1, .end_ns = 2, .op = "my\"op\\\n", .chunk = {}, .cause = {}}}};
+  const TimelineSnapshot snapshot =
+      snapshot_of({StallEvent{.begin_ns = 1, .end_ns = 2, .op = "my\"op\\\n", .chunk = {}, .cause = {}}});
   EXPECT_THAT(trace_of(snapshot), HasSubstr("\"op\":\"my\\\"op\\\\ \""));
 }
 

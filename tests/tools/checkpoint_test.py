@@ -16,30 +16,11 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+from tiny_model import ON_NVME, TINY
+
 TERRACE = os.environ.get("TERRACE_BIN", "")
 # Where cores are shared, a thread that spins while it waits may hold the core of the one it waits for.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-TINY = """
-[device]
-memory = "8MiB"
-[host]
-memory = "16MiB"
-[model]
-layers = 2
-heads = 2
-width = 64
-sequence = 32
-[train]
-steps = 6
-warmup = 2
-micro_batch = 2
-accumulate = 2
-"""
-ON_NVME = [
-    "--set", "host.memory=1536KiB", "--set", "nvme.paths=nvme", "--set", "nvme.memory=64MiB",
-    "--set", "placement.parameters={nvme=0.5,host=0.5}", "--set", "placement.optimizer={nvme=1.0}",
-    "--set", "placement.chunk=64KiB", "--set", "device.chunks=1MiB",
-]
 OTHER_BUDGETS = ["--set", "device.memory=6MiB", "--set", "host.memory=12MiB", "--set", "placement.chunk=200KiB"]
 # What does not depend on where bytes rest, nor on the time.
 FIELDS = ["step", "loss", "learning_rate", "gradient_norm", "tokens"]
@@ -50,7 +31,7 @@ class CheckpointTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory(prefix="terrace-checkpoint-")
         self.addCleanup(scratch.cleanup)
         self.folder = Path(scratch.name)
-        self.config = self.write("tiny.toml", TINY)
+        self.config = self.write("tiny.toml", TINY + "steps = 6\nwarmup = 2\n")
         self.text = self.write("text.txt", "".join(f"line {i} of a text to learn\n" for i in range(1000)))
         self.checkpoint = self.folder / "checkpoint"
 

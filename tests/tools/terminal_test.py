@@ -16,31 +16,13 @@ import unicodedata
 import unittest
 from pathlib import Path
 
+from tiny_model import ON_NVME, TINY
+
 TERRACE = os.environ.get("TERRACE_BIN", "")
 # Where cores are shared, a thread that spins while it waits may hold the core of the one it waits for.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-TINY = """
-[device]
-memory = "8MiB"
-[host]
-memory = "16MiB"
-[model]
-layers = 2
-heads = 2
-width = 64
-sequence = 32
-[train]
-steps = 8
-micro_batch = 2
-accumulate = 2
-"""
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-ON_NVME = [
-    "--set", "host.memory=1536KiB", "--set", "nvme.paths=nvme", "--set", "nvme.memory=64MiB",
-    "--set", "placement.parameters={nvme=0.5,host=0.5}", "--set", "placement.optimizer={nvme=1.0}",
-    "--set", "placement.chunk=64KiB", "--set", "device.chunks=1MiB",
-]
 
 
 def width_of(text):
@@ -57,7 +39,7 @@ class TerminalTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory(prefix="terrace-terminal-")
         self.addCleanup(scratch.cleanup)
         self.folder = Path(scratch.name)
-        self.config = self.write("tiny.toml", TINY)
+        self.config = self.write("tiny.toml", TINY + "steps = 8\n")
         self.text = self.write("text.txt", "".join(f"line {i} of a text to learn\n" for i in range(1000)))
 
     def write(self, name, text):

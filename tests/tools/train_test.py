@@ -10,24 +10,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from tiny_model import TINY
+
 TERRACE = os.environ.get("TERRACE_BIN", "")
 # Where cores are shared, a thread that spins while it waits may hold the core of the one it waits for.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-TINY = """
-[device]
-memory = "8MiB"
-[host]
-memory = "16MiB"
-[model]
-layers = 2
-heads = 2
-width = 64
-sequence = 32
-[train]
-steps = 3
-micro_batch = 2
-accumulate = 2
-"""
 METRICS = [
     "step", "loss", "learning_rate", "gradient_norm", "tokens", "seconds", "tokens_per_second", "stall_seconds",
     "device_bytes", "host_bytes", "nvme_bytes", "bytes_moved",
@@ -40,7 +27,7 @@ class TrainTest(unittest.TestCase):
         scratch = tempfile.TemporaryDirectory(prefix="terrace-train-")
         self.addCleanup(scratch.cleanup)
         self.folder = Path(scratch.name)
-        self.config = self.write("tiny.toml", TINY)
+        self.config = self.write("tiny.toml", TINY + "steps = 3\n")
         self.text = self.write("text.txt", "".join(f"line {i} of a text to learn\n" for i in range(1000)))
 
     def write(self, name, text):
