@@ -14,9 +14,12 @@
 #include "base/clock.h"
 #include "integration/cuda_program.h"
 #include "offload/choose_device.h"
+#include "offload/copy_rate.h"
 #include "offload/cuda_device.h"
 #include "offload/emulated_device.h"
 #include "offload/host_arena.h"
+#include "tools/formatted.h"
+#include "tools/link_sweep.h"
 #include "tools/machine.h"
 #include "tools/text_table.h"
 
@@ -92,7 +95,8 @@ std::vector<Rate> measure(Device& device, std::uint64_t bytes) {
   return rates;
 }
 
-std::string to_json(const Device& device, const std::vector<Rate>& rates) {
+std::string to_json(const Device& device, const std::vector<Rate>& rates, double copy_rate,
+                    const std::vector<PacedLink>& paced) {
   nlohmann::ordered_json json;
   json["version"] = kVersion;
   json["machine"] = machine_json(at::get_num_threads());
@@ -101,17 +105,38 @@ std::string to_json(const Device& device, const std::vector<Rate>& rates) {
   for (const Rate& rate : rates) {
     json["cases"].push_back({{"name", rate.name}, {"bytes_per_second", rate.bytes_per_second}});
   }
+  if (!paced.empty()) json["copy_bytes_per_second"] = copy_rate;
+  for (const PacedLink& link : paced) {
+    const Interval& share = link.achieved_over_configured;
+    json["cases"].push_back(
+        {{"name", link.name},
+         {"configured_bytes_per_second", link.configured},
+         {"bytes_per_second", link.configured * share.median},
+         {"achieved_over_configured", {{"median", share.median}, {"low", share.low}, {"high", share.high}}},
+         {"judged", link.judged},
+         {"kept", link.kept}});
+  }
   return json.dump(2);
 }
 
-std::string to_text(const Device& device, const std::vector<Rate>& rates) {
+std::string to_text(const Device& device, const std::vector<Rate>& rates, const std::vector<PacedLink>& paced) {
   std::vector<std::vector<std::string>> rows{{std::string(device.name()), "GB/s"}};
   for (const Rate& rate : rates) {
-    std::array<char, 32> text;
-    std::snprintf(text.data(), text.size(), "%.1f", rate.bytes_per_second * 1e-9);
-    rows.push_back({rate.name, text.data()});
+    rows.push_back({rate.name, formatted("%.1f", rate.bytes_per_second * 1e-9)});
   }
-  return format_table(rows);
+  std::string text = format_table(rows);
+  if (!paced.empty()) {
+    rows = {{"emulated link", "achieved over configured", ""}};
+    for (const PacedLink& link : paced) {
+      const Interval& share = link.achieved_over_configured;
+      rows.push_back({link.name, formatted("%.3f (%.3f to %.3f)", share.median, share.low, share.high),
+                      !link.judged ? "not judged"
+                      : link.kept  ? "kept"
+                                   : "missed"});
+    }
+    text += "\n" + format_table(rows);
+  }
+  return text;
 }
 
 }  // namespace
@@ -119,7 +144,12 @@ std::string to_text(const Device& device, const std::vector<Rate>& rates) {
 void bench_link(const BenchLinkOptions& options) {
   const std::unique_ptr<Device> device = make_device(options.device);
   const std::vector<Rate> rates = measure(*device, options.bytes);
-  std::fputs((options.json ? to_json(*device, rates) + "\n" : to_text(*device, rates)).c_str(), stdout);
+  const bool emulated = device->is_host_memory();
+  const double copy_rate = emulated ? measured_copy_rate() : 0;
+  const std::vector<PacedLink> paced = emulated ? sweep_link_rates(copy_rate) : std::vector<PacedLink>{};
+  const std::string report =
+      options.json ? to_json(*device, rates, copy_rate, paced) + "\n" : to_text(*device, rates, paced);
+  std::fputs(report.c_str(), stdout);
   std::fflush(stdout);
 }
 
