@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/error.h"
+#include "offload/checksum.h"
 #include "offload/errno_text.h"
 #include "offload/file_io.h"
 
@@ -115,7 +115,7 @@ DeadExtentFile::Extent DeadExtentFile::look_at(std::uint64_t extent, std::vector
   }
   content.resize(static_cast<std::size_t>(record.bytes));
   read_file_at(file_, ExtentFileHeader::kBytes + extent * header_.extent_bytes, content);
-  if (XXH3_64bits(content.data(), content.size()) != record.content_checksum) {
+  if (checksum_of(content) != record.content_checksum) {
     return {.content = Content::damaged};
   }
   return {.content = Content::whole, .sequence = record.sequence, .bytes = record.bytes};

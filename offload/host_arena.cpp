@@ -86,6 +86,13 @@ void HostArena::free(std::span<std::byte* const> granules) {
 void HostArena::keep_all() noexcept {
   std::lock_guard lock(mutex_);
   keeps_all_ = true;
+  // From here on whole huge pages are of use: they are easier to fix in place, and to copy.
+  if (region_ != nullptr) ::madvise(region_, capacity_bytes(), MADV_HUGEPAGE);
+}
+
+bool HostArena::keeps_all() const {
+  std::lock_guard lock(mutex_);
+  return keeps_all_;
 }
 
 std::size_t HostArena::trim() {

@@ -33,6 +33,7 @@ class HostArena {
   std::size_t trim();
   /// From now on nothing is given back: whoever fixes the region in place for a device would not hear of it.
   void keep_all() noexcept;
+  bool keeps_all() const;
   /// Its addresses are never given to anything else, even after its end: the kernel may still use them.
   void keep_mapped() noexcept { keeps_mapped_ = true; }
   /// All of it.

@@ -5,11 +5,11 @@
 #include <cstring>
 #include <iterator>
 #include <utility>
-#include <xxhash.h>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "offload/checksum.h"
 #include "offload/nvme_paths.h"
 
 namespace terrace {
@@ -331,7 +331,7 @@ IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_
     entry.state = State::held;
   }
   std::memset(block + bytes, 0, whole_units(bytes) - bytes);
-  const std::uint64_t checksum = XXH3_64bits(block, bytes);
+  const std::uint64_t checksum = checksum_of({block, bytes});
   const Lock lock(mutex_);
   Extent& entry = extents_[number(extent)];
   entry.checksum = checksum;
@@ -390,7 +390,7 @@ void NvmeStore::end_read(ExtentId extent, const std::byte* block, const std::exc
     expected = entry.checksum;
   }
   // Until the count goes down nobody can write to the extent, so what was read is compared with what was expected.
-  const std::uint64_t found = error ? expected : XXH3_64bits(block, bytes);
+  const std::uint64_t found = error ? expected : checksum_of({block, bytes});
   {
     const Lock lock(mutex_);
     --extents_[number(extent)].readers;

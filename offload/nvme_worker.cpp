@@ -22,10 +22,7 @@ constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
 
 std::unique_ptr<IoQueue> open_queue(TransferBoard& board, const NvmeStore& store, IoEngine& engine, Link link,
                                     std::size_t depth) {
-  std::vector<std::span<std::byte>> registered;
-  for (std::byte* block : board.staging_blocks(link)) {
-    registered.emplace_back(block, board.block_bytes());
-  }
+  const std::vector<std::span<std::byte>> registered = board.registered_memory(link);
   return engine.open_queue(depth, registered, store.io_files());
 }
 

@@ -28,6 +28,17 @@ TransferBoard::~TransferBoard() {
   }
 }
 
+std::vector<std::span<std::byte>> TransferBoard::registered_memory(Link link) {
+  if (arena_.keeps_all()) {
+    return {arena_.region()};
+  }
+  std::vector<std::span<std::byte>> blocks;
+  for (std::byte* block : staging_of(link).blocks()) {
+    blocks.emplace_back(block, block_bytes_);
+  }
+  return blocks;
+}
+
 TransferId TransferBoard::start(TransferRequest request) {
   auto job = std::make_shared<TransferJob>();
   job->request = std::move(request);

@@ -17,6 +17,7 @@
 #include <span>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "offload/link_queue.h"
 #include "offload/staging.h"
@@ -63,8 +64,9 @@ class TransferBoard {
   Moved moved(std::int64_t* at_ns = nullptr) const;
 
   std::size_t block_bytes() const noexcept { return block_bytes_; }
-  /// The staging blocks of what passes the link.
-  std::span<std::byte* const> staging_blocks(Link link) { return staging_of(link).blocks(); }
+  /// What operations of a link, to or from NVMe, may have registered: all of the arena where it keeps its memory, and
+  /// else the staging blocks.
+  std::vector<std::span<std::byte>> registered_memory(Link link);
 
   // ---- For the workers
 

@@ -10,10 +10,10 @@
 #include <system_error>
 #include <unistd.h>
 #include <vector>
-#include <xxhash.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "offload/checksum.h"
 
 namespace terrace {
 namespace {
@@ -27,9 +27,17 @@ namespace {
 }  // namespace
 
 struct BareNvme::Ring {
-  Ring(std::filesystem::path in, const Options& of)
-      : folder(std::move(in)), block_bytes(of.block_bytes), depth(of.depth), checksums(of.checksums) {
-    const std::size_t bytes = buffer_bytes();
+  Ring(std::filesystem::path of_file, std::uint64_t from, std::uint64_t read_bytes, std::uint64_t written_bytes,
+       const Options& of, int flags)
+      : folder(std::move(of_file)),
+        base(from),
+        block_bytes(of.block_bytes),
+        depth(of.depth),
+        own_memory(of.own_memory),
+        checksums(of.checksums),
+        reads(whole_blocks(read_bytes)),
+        writes(whole_blocks(written_bytes)) {
+    const std::size_t bytes = memory_bytes();
     void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail(folder, "mapping buffers", errno);
     memory = static_cast<std::byte*>(mapped);
@@ -37,7 +45,7 @@ struct BareNvme::Ring {
     for (std::size_t i = 0; i < bytes; i += sizeof(std::uint64_t)) {
       *reinterpret_cast<std::uint64_t*>(memory + i) = generator();
     }
-    file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+    file = open(folder.c_str(), flags | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
     const int result = file < 0 ? -errno : io_uring_queue_init(2 * depth, &ring, 0);
     if (result < 0) {
       release();
@@ -55,44 +63,48 @@ struct BareNvme::Ring {
   void release() {
     if (has_ring) io_uring_queue_exit(&ring);
     if (file >= 0) close(file);
-    munmap(memory, buffer_bytes());
+    munmap(memory, memory_bytes());
   }
 
-  std::size_t buffer_bytes() const { return std::size_t{2} * depth * block_bytes; }
-  std::byte* buffer(unsigned slot) const { return memory + slot * block_bytes; }
+  std::size_t memory_bytes() const { return (own_memory ? reads + writes : 2 * depth) * block_bytes; }
+  std::byte* buffer(unsigned slot, std::uint64_t block) const {
+    return memory + (own_memory ? block : slot) * block_bytes;
+  }
   std::uint64_t whole_blocks(std::uint64_t bytes) const { return (bytes + block_bytes - 1) / block_bytes; }
-  void take_checksum(unsigned slot) {
-    if (checksums) all_checksums ^= XXH3_64bits(buffer(slot), block_bytes);
+  void take_checksum(const std::byte* of) {
+    if (checksums) all_checksums ^= checksum_of({of, block_bytes});
   }
 
-  void submit(unsigned slot, std::uint64_t offset) {
+  void submit(unsigned slot, std::uint64_t block) {
     io_uring_sqe* const entry = io_uring_get_sqe(&ring);
-    const bool reads = slot < depth;
+    const bool is_read = slot < depth;
     const int descriptor = knows_file ? 0 : file;
     const auto length = static_cast<unsigned>(block_bytes);
-    if (!reads) take_checksum(slot);
-    if (reads && registered) {
-      io_uring_prep_read_fixed(entry, descriptor, buffer(slot), length, offset, 0);
-    } else if (reads) {
-      io_uring_prep_read(entry, descriptor, buffer(slot), length, offset);
+    const std::uint64_t offset = base + block * block_bytes;
+    std::byte* const at = buffer(slot, block);
+    if (!is_read) take_checksum(at);
+    if (is_read && registered) {
+      io_uring_prep_read_fixed(entry, descriptor, at, length, offset, 0);
+    } else if (is_read) {
+      io_uring_prep_read(entry, descriptor, at, length, offset);
     } else if (registered) {
-      io_uring_prep_write_fixed(entry, descriptor, buffer(slot), length, offset, 0);
+      io_uring_prep_write_fixed(entry, descriptor, at, length, offset, 0);
     } else {
-      io_uring_prep_write(entry, descriptor, buffer(slot), length, offset);
+      io_uring_prep_write(entry, descriptor, at, length, offset);
     }
     if (knows_file) entry->flags |= IOSQE_FIXED_FILE;
-    io_uring_sqe_set_data64(entry, slot);
+    io_uring_sqe_set_data64(entry, block << 32U | slot);
   }
 
   /// Blocks [0, reads) are read and [first_written, first_written + writes) written.
-  void run(std::uint64_t reads, std::uint64_t first_written, std::uint64_t writes) {
-    const std::uint64_t totals[2]{reads, writes};
+  void run(std::uint64_t to_read, std::uint64_t first_written, std::uint64_t to_write) {
+    const std::uint64_t totals[2]{to_read, to_write};
     std::uint64_t started[2]{};
     std::uint64_t in_flight = 0;
     const auto start = [&](unsigned slot) {
       const unsigned way = slot < depth ? 0 : 1;
       if (started[way] == totals[way]) return;
-      submit(slot, (started[way]++ + (way == 1 ? first_written : 0)) * block_bytes);
+      submit(slot, started[way]++ + (way == 1 ? first_written : 0));
       ++in_flight;
     };
     for (unsigned slot = 0; slot < 2 * depth; ++slot) start(slot);
@@ -101,22 +113,27 @@ struct BareNvme::Ring {
       if (submitted < 0 && submitted != -EINTR) fail(folder, "submitting I/O", -submitted);
       io_uring_cqe* completion = nullptr;
       while (io_uring_peek_cqe(&ring, &completion) == 0) {
-        const auto slot = static_cast<unsigned>(io_uring_cqe_get_data64(completion));
+        const std::uint64_t about = io_uring_cqe_get_data64(completion);
+        const auto slot = static_cast<unsigned>(about);
         const int moved = completion->res;
         io_uring_cqe_seen(&ring, completion);
         --in_flight;
         if (moved != static_cast<int>(block_bytes)) fail(folder, "moving a block", moved < 0 ? -moved : EIO);
         const bool was_read = slot < depth;
-        if (was_read) take_checksum(slot);
+        if (was_read) take_checksum(buffer(slot, about >> 32U));
         start(slot);
       }
     }
   }
 
-  const std::filesystem::path folder;
+  const std::filesystem::path folder;  // or file
+  const std::uint64_t base;
   const std::size_t block_bytes;
   const unsigned depth;
+  const bool own_memory;
   const bool checksums;
+  const std::uint64_t reads;   // blocks of the first region
+  const std::uint64_t writes;  // and of the second
   std::uint64_t all_checksums = 0;
   std::byte* memory = nullptr;
   int file = -1;
@@ -124,24 +141,26 @@ struct BareNvme::Ring {
   bool has_ring = false;
   bool registered = false;
   bool knows_file = false;
-  std::uint64_t blocks = 0;  // of one region
 };
 
 BareNvme::BareNvme(const std::filesystem::path& folder, std::uint64_t most_bytes, const Options& options)
-    : ring_(std::make_unique<Ring>(folder, options)) {
-  ring_->blocks = ring_->whole_blocks(most_bytes);
-  const auto bytes = static_cast<off_t>(2 * ring_->blocks * ring_->block_bytes);
+    : ring_(std::make_unique<Ring>(folder, 0, most_bytes, most_bytes, options, O_TMPFILE)) {
+  const std::uint64_t blocks = ring_->reads + ring_->writes;
+  const auto bytes = static_cast<off_t>(blocks * ring_->block_bytes);
   if (const int error = posix_fallocate(ring_->file, 0, bytes); error != 0) fail(folder, "setting space aside", error);
-  ring_->run(0, 0, 2 * ring_->blocks);
+  ring_->run(0, 0, blocks);
 }
+
+BareNvme::BareNvme(const Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes, const Options& options)
+    : ring_(std::make_unique<Ring>(part.file, part.offset, read_bytes, written_bytes, options, 0)) {}
 
 BareNvme::~BareNvme() = default;
 
 double BareNvme::seconds(std::uint64_t read_bytes, std::uint64_t written_bytes) {
-  const std::uint64_t reads = std::min(ring_->whole_blocks(read_bytes), ring_->blocks);
-  const std::uint64_t writes = std::min(ring_->whole_blocks(written_bytes), ring_->blocks);
+  const std::uint64_t reads = std::min(ring_->whole_blocks(read_bytes), ring_->reads);
+  const std::uint64_t writes = std::min(ring_->whole_blocks(written_bytes), ring_->writes);
   const Stopwatch watch;
-  ring_->run(reads, ring_->blocks, writes);
+  ring_->run(reads, ring_->reads, writes);
   return watch.elapsed_seconds();
 }
 

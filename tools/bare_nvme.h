@@ -1,7 +1,7 @@
 /// How long a drive takes to read and write so many bytes at once, with nothing in between: one io_uring, O_DIRECT,
 /// locked buffers, a file that the ring knows, so many operations in flight each way.
 ///
-/// The file lives in the folder as long as this object does, without a name. Not thread-safe.
+/// A file that it makes itself lives in the folder as long as this object does, without a name. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,22 @@ namespace terrace {
 
 class BareNvme {
  public:
-  struct Options {
-    std::size_t block_bytes = std::size_t{1} << 20U;
-    unsigned depth = 8;      ///< each way
-    bool checksums = false;  ///< XXH3 of each block, before it is written and after it was read
+  /// A part of a file that there is already, whose bytes may be overwritten: the blocks that are read, then those that
+  /// are written.
+  struct Part {
+    std::filesystem::path file;
+    std::uint64_t offset = 0;
   };
 
+  struct Options {
+    std::size_t block_bytes = std::size_t{1} << 20U;
+    unsigned depth = 8;       ///< each way
+    bool own_memory = false;  ///< for each block, as chunks have it; else a buffer for each operation in flight
+    bool checksums = false;   ///< XXH3 of each block, before it is written and after it was read
+  };
+
+  /// Both regions have so many bytes each.
+  BareNvme(const Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes, const Options& options);
   /// Writes `most_bytes` of random bytes. Throws IoError, also where the file system has no O_DIRECT.
   BareNvme(const std::filesystem::path& folder, std::uint64_t most_bytes, const Options& options);
   BareNvme(const std::filesystem::path& folder, std::uint64_t most_bytes) : BareNvme(folder, most_bytes, Options{}) {}

@@ -13,6 +13,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "tools/bench.h"
 #include "tools/exit_code.h"
 #include "tools/inspect.h"
@@ -181,7 +182,7 @@ CLI::App* add_bench_nvme(CLI::App& bench, BenchNvmeArguments& arguments) {
       ->type_name("COUNT")
       ->allow_extra_args(false)
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1024}));
-  nvme->add_option("--bytes", arguments.bytes, "Moved in a sample, each way; 128MiB, unless given")->type_name("SIZE");
+  nvme->add_option("--bytes", arguments.bytes, "Moved in a sample, each way; 256MiB, unless given")->type_name("SIZE");
   nvme->add_option("--rounds", arguments.options.rounds, "Rounds of four samples of each side")
       ->type_name("COUNT")
       ->capture_default_str()

@@ -89,8 +89,8 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
   require_nvme_room(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes, Leftovers::still_there);
   Inspection::Nvme found;
   found.engine = engine->name();
-  found.depth = config.io.depth > 0 ? static_cast<std::size_t>(config.io.depth)
-                                    : NvmeWorker::default_depth(plan.granule_bytes);
+  found.depth =
+      config.io.depth > 0 ? static_cast<std::size_t>(config.io.depth) : NvmeWorker::default_depth(plan.granule_bytes);
   try_queues(*engine, plan.granule_bytes, found.depth);
   for (ExtentFile& file : files) {
     file.reserve_space(0, 1);  // only then does a file system tell whether it sets space aside

@@ -134,7 +134,8 @@ std::string to_text(const Device& device, const std::vector<Rate>& rates, const 
                       : link.kept  ? "kept"
                                    : "missed"});
     }
-    text += "\n" + format_table(rows);
+    text += '\n';
+    text += format_table(rows);
   }
   return text;
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <functional>
 #include <optional>
+#include <random>
 #include <string>
 #include <sys/resource.h>
 #include <thread>
@@ -100,17 +101,21 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
                  .depth = static_cast<std::size_t>(depth)};
   const std::uint64_t bytes = result.load.read_bytes + result.load.written_bytes;
   ServiceSide service(options.folder, result.load);
-  EngineSide engine(options.folder, result.load);
-  BareNvme::Options plain{
-      .block_bytes = result.load.block_bytes, .depth = static_cast<unsigned>(depth), .checksums = false};
-  BareNvme bare(options.folder, options.bytes, plain);
-  plain.checksums = true;
-  BareNvme bare_with_checksums(options.folder, options.bytes, plain);
-  FioSide fio(options.folder, result.load);
+  // All on one file: drives, and what lies under them, are not equally fast everywhere.
+  EngineSide engine(service, result.load);
+  const BareNvme::Part part{service.file(), ServiceSide::first_offset()};
+  BareNvme::Options loop{.block_bytes = result.load.block_bytes,
+                         .depth = static_cast<unsigned>(depth),
+                         .own_memory = true,
+                         .checksums = false};
+  BareNvme bare(part, result.load.read_bytes, result.load.written_bytes, loop);
+  loop.checksums = true;
+  BareNvme bare_with_checksums(part, result.load.read_bytes, result.load.written_bytes, loop);
   std::vector<double> fio_rates;
-  const auto bare_seconds = [&](BareNvme& loop) {
-    return [&] { return loop.seconds(result.load.read_bytes, result.load.written_bytes); };
+  const auto bare_seconds = [&](BareNvme& which) {
+    return [&] { return which.seconds(result.load.read_bytes, result.load.written_bytes); };
   };
+  std::mt19937_64 order(7);
   const Load load(options.busy);
   for (int round = 0; round < options.rounds; ++round) {
     for (int sample = 0; sample < options.samples; ++sample) {
@@ -119,10 +124,11 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
           [&] { result.bare.take(bytes, bare_seconds(bare)); },
           [&] { result.engine.take(bytes, [&] { return engine.seconds(); }); },
           [&] { result.bare_with_checksums.take(bytes, bare_seconds(bare_with_checksums)); }};
-      if (sample % 2 == 1) std::reverse(turns.begin(), turns.end());
+      // Drives let who comes after a slow one be faster for a while.
+      std::shuffle(turns.begin(), turns.end(), order);
       for (const auto& turn : turns) turn();
     }
-    if (const auto rate = fio.bytes_per_second()) fio_rates.push_back(*rate);
+    if (const auto rate = fio_bytes_per_second(service, result.load)) fio_rates.push_back(*rate);
   }
   if (!fio_rates.empty()) result.fio = median_of(fio_rates);
   result.depth_share = service.depth_share();

@@ -11,7 +11,7 @@ struct BenchNvmeOptions {
   std::filesystem::path folder;
   std::vector<std::uint64_t> blocks{std::uint64_t{64} << 10U, std::uint64_t{256} << 10U, std::uint64_t{1} << 20U};
   std::vector<std::uint64_t> depths{8, 32};
-  std::uint64_t bytes = std::uint64_t{128} << 20U;  ///< of a sample, each way
+  std::uint64_t bytes = std::uint64_t{256} << 20U;  ///< of a sample, each way
   int rounds = 8;
   int samples = 4;    ///< pairs in a round
   bool busy = false;  ///< besides, every core computes

@@ -3,20 +3,25 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstdio>
+#include <fcntl.h>
 #include <functional>
 #include <mutex>
 #include <random>
 #include <span>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "offload/choose_engine.h"
 #include "offload/emulated_device.h"
+#include "offload/errno_text.h"
 #include "offload/transfer_service.h"
 
 namespace terrace {
@@ -116,6 +121,7 @@ struct ServiceSide::Parts {
         arena(of.block_bytes, reads + writes + TransferService::staging_blocks),
         store({folder}, extent_file_bytes(of.block_bytes, reads + writes), of.block_bytes),
         engine(make_io_engine("auto")) {
+    arena.keep_all();
     fill_with_random_bytes(arena.region());
     host = arena.allocate(reads + writes);
     extents = store.reserve(reads + writes);
@@ -176,6 +182,10 @@ ServiceSide::ServiceSide(const std::filesystem::path& folder, const NvmeLoad& lo
 
 ServiceSide::~ServiceSide() = default;
 
+std::filesystem::path ServiceSide::file() const { return parts_->store.files().front(); }
+
+std::uint64_t ServiceSide::first_offset() noexcept { return ExtentFileHeader::kBytes; }
+
 double ServiceSide::seconds() {
   parts_->engine.begin();
   const Stopwatch watch;
@@ -190,19 +200,25 @@ double ServiceSide::depth_share() const { return parts_->engine.share(); }
 // ---- The engine
 
 struct EngineSide::Parts {
-  Parts(const std::filesystem::path& folder, const NvmeLoad& of)
+  Parts(const std::filesystem::path& path, const NvmeLoad& of)
       : load(of),
-        file(folder, of.block_bytes, blocks_of(of.read_bytes, of) + blocks_of(of.written_bytes, of)),
-        arena(of.block_bytes, 2 * of.depth),
-        memory(arena.allocate(2 * of.depth)),
+        file{::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC), path},
+        blocks(blocks_of(of.read_bytes, of) + blocks_of(of.written_bytes, of)),
+        arena(of.block_bytes, blocks),
+        memory(arena.allocate(blocks)),
         engine(make_io_engine("auto")) {
+    if (file.descriptor < 0) throw IoError("bench: opening " + path.string() + " failed: " + errno_text(errno));
     fill_with_random_bytes(arena.region());
-    const std::array<const IoFile*, 1> files{&file.file()};
+    const std::array<const IoFile*, 1> files{&file};
     const std::span<std::byte> region = arena.region();
     queue = engine->open_queue(2 * of.depth, {&region, 1}, files);
-    const std::size_t reads = blocks_of(of.read_bytes, of);
-    run({}, {.first = 0, .count = reads + blocks_of(of.written_bytes, of)});
   }
+  ~Parts() {
+    queue.reset();
+    if (file.descriptor >= 0) ::close(file.descriptor);
+  }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
 
   struct Course {
     std::size_t first = 0;
@@ -211,35 +227,41 @@ struct EngineSide::Parts {
 
   void run(Course read, Course written) {
     std::array<Course, 2> left{read, written};
-    const auto start = [&](std::size_t slot) {
-      Course& course = left[slot < load.depth ? 0 : 1];
+    const auto start = [&](bool writes) {
+      Course& course = left[writes ? 1 : 0];
       if (course.count == 0) return;
       --course.count;
-      queue->submit({slot < load.depth ? Direction::read : Direction::write, &file.file(),
-                     file.offset_of(course.first++), memory[slot], load.block_bytes, memory[slot]});
+      const std::size_t block = course.first++;
+      queue->submit({writes ? Direction::write : Direction::read, &file,
+                     ServiceSide::first_offset() + block * load.block_bytes, memory[block], load.block_bytes,
+                     writes ? this : nullptr});
     };
-    for (std::size_t slot = 0; slot < 2 * load.depth; ++slot) start(slot);
+    for (std::size_t i = 0; i < load.depth; ++i) {
+      start(false);
+      start(true);
+    }
     std::vector<IoCompletion> done;
     while (queue->in_flight() > 0) {
       done.clear();
       queue->wait(done);
       for (const IoCompletion& completion : done) {
         if (completion.error) std::rethrow_exception(completion.error);
-        start(static_cast<std::size_t>(std::find(memory.begin(), memory.end(), completion.owner) - memory.begin()));
+        start(completion.owner != nullptr);
       }
     }
   }
 
   const NvmeLoad load;
-  ExtentFile file;
+  const IoFile file;
+  const std::size_t blocks;
   HostArena arena;
   const std::vector<std::byte*> memory;
   const std::unique_ptr<IoEngine> engine;
   std::unique_ptr<IoQueue> queue;  // after the memory, which it may still use when it goes
 };
 
-EngineSide::EngineSide(const std::filesystem::path& folder, const NvmeLoad& load)
-    : parts_(std::make_unique<Parts>(folder, load)) {}
+EngineSide::EngineSide(const ServiceSide& service, const NvmeLoad& load)
+    : parts_(std::make_unique<Parts>(service.file(), load)) {}
 
 EngineSide::~EngineSide() = default;
 
@@ -253,23 +275,16 @@ double EngineSide::seconds() {
 
 // ---- fio
 
-FioSide::FioSide(std::filesystem::path folder, const NvmeLoad& load)
-    : load_(load), file_(std::move(folder) / "terrace-bench-fio") {}
-
-FioSide::~FioSide() {
-  std::error_code ignored;
-  std::filesystem::remove(file_, ignored);
-}
-
-std::optional<double> FioSide::bytes_per_second() {
-  const std::uint64_t bytes = std::max(load_.read_bytes, load_.written_bytes);
-  const char* const kind = load_.written_bytes == 0 ? "read" : load_.read_bytes == 0 ? "write" : "rw";
-  const std::string command =
-      "fio --name=bench --filename='" + file_.string() + "' --rw=" + kind +
-      " --bs=" + std::to_string(load_.block_bytes) +
-      " --iodepth=" + std::to_string(load_.depth * (kind == std::string("rw") ? 2 : 1)) +
-      " --size=" + std::to_string(bytes) + " --ioengine=io_uring --direct=1 --fixedbufs --registerfiles --overwrite=1" +
-      " --fallocate=none --randrepeat=0 --refill_buffers=0 --loops=4 --output-format=json 2>/dev/null";
+std::optional<double> fio_bytes_per_second(const ServiceSide& service, const NvmeLoad& load) {
+  if (load.read_bytes > 0 && load.written_bytes > 0) return std::nullopt;
+  const std::string command = "fio --name=bench --filename='" + service.file().string() +
+                              "' --rw=" + (load.read_bytes > 0 ? "read" : "write") +
+                              " --bs=" + std::to_string(load.block_bytes) + " --iodepth=" + std::to_string(load.depth) +
+                              " --offset=" + std::to_string(ServiceSide::first_offset()) +
+                              " --size=" + std::to_string(load.read_bytes + load.written_bytes) +
+                              " --ioengine=io_uring --direct=1 --fixedbufs --registerfiles --allow_file_create=0 "
+                              "--loops=4 --output-format=json" +
+                              " 2>/dev/null";
   std::string output;
   std::FILE* const pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return std::nullopt;

@@ -30,6 +30,10 @@ class ServiceSide {
   ServiceSide(const ServiceSide&) = delete;
   ServiceSide& operator=(const ServiceSide&) = delete;
 
+  /// Where its blocks are: those that are read, then those that are written.
+  std::filesystem::path file() const;
+  static std::uint64_t first_offset() noexcept;
+
   double seconds();
   /// Blocks with the drive, on average over the time in which more waited, in all samples; over the configured depth.
   double depth_share() const;
@@ -39,10 +43,11 @@ class ServiceSide {
   std::unique_ptr<Parts> parts_;
 };
 
-/// The engine's queues on an extent file, without checksums: one thread, a queue each way. Not thread-safe.
+/// The engine's queue on the file of a service, without checksums, by one thread. It may write what it likes where the
+/// service does nothing but write. Not thread-safe.
 class EngineSide {
  public:
-  EngineSide(const std::filesystem::path& folder, const NvmeLoad& load);
+  EngineSide(const ServiceSide& service, const NvmeLoad& load);
   ~EngineSide();
   EngineSide(const EngineSide&) = delete;
   EngineSide& operator=(const EngineSide&) = delete;
@@ -54,20 +59,8 @@ class EngineSide {
   std::unique_ptr<Parts> parts_;
 };
 
-/// fio's own measure of the same load, in bytes a second; nothing where fio is not installed or fails. Its file is made
-/// in the folder when it is missing, and removed at the end.
-class FioSide {
- public:
-  FioSide(std::filesystem::path folder, const NvmeLoad& load);
-  ~FioSide();
-  FioSide(const FioSide&) = delete;
-  FioSide& operator=(const FioSide&) = delete;
-
-  std::optional<double> bytes_per_second();
-
- private:
-  const NvmeLoad load_;
-  const std::filesystem::path file_;
-};
+/// fio's own measure of such a load on the file of a service, in bytes a second; nothing where fio is not installed or
+/// fails, and for loads both ways, of which fio would mix regions.
+std::optional<double> fio_bytes_per_second(const ServiceSide& service, const NvmeLoad& load);
 
 }  // namespace terrace

@@ -512,18 +512,18 @@ TEST_F(AccessStreamTest, a_drive_without_space_for_a_chunk_is_told_when_it_is_ma
   constexpr std::uint64_t disk_bytes = std::uint64_t{1} << 20U;
   TemporaryFolder disk;
   const auto holds = holds_on_small_disk(disk.path(), disk_bytes, [&] {
-    NvmeStore store({disk.path()}, disk_bytes * 3 / 4, 16 * 1024);
+    NvmeStore small_store({disk.path()}, disk_bytes * 3 / 4, 16 * 1024);
     std::ofstream(disk.path() / "others") << std::string(disk_bytes / 2, 'x');
-    EmulatedDevice device(1 << 20);
+    EmulatedDevice small_device(1 << 20);
     HostArena arena(16 * 1024, TransferService::staging_blocks + 4);
-    Budget host(Tier::host, arena.capacity_bytes());
-    Budget nvme(Tier::nvme, store.extent_count() * store.extent_bytes());
+    Budget on_host(Tier::host, arena.capacity_bytes());
+    Budget on_nvme(Tier::nvme, small_store.extent_count() * small_store.extent_bytes());
     ThreadEngine engine;
-    AccessStream stream({&device.budget(), &host, &nvme}, device, arena, &store, &engine, {});
+    AccessStream stream({&small_device.budget(), &on_host, &on_nvme}, small_device, arena, &small_store, &engine, {});
     const ChunkId fits = stream.add_chunk(Kind::parameter, 0, 128 * 1024, Tier::nvme);
     EXPECT_THROW(stream.add_chunk(Kind::parameter, 1, 512 * 1024, Tier::nvme), IoError);
-    EXPECT_EQ(nvme.used(), 128 * 1024u);
-    EXPECT_EQ(store.used_bytes(), 128 * 1024u);
+    EXPECT_EQ(on_nvme.used(), 128 * 1024u);
+    EXPECT_EQ(small_store.used_bytes(), 128 * 1024u);
     const std::array access{ChunkAccess{fits, Tier::device, Access::write}};
     stream.acquire(access);
     return !HasFailure();

@@ -38,11 +38,11 @@ TEST_P(TransferCancelTest, what_has_not_started_ends_cancelled_ahead_of_what_wai
     hold(from, to, gate);
     std::string order;
     const auto named = [&](const Object& each, char name, TransferPriority priority) {
-      TransferRequest named = request(each, from, to, priority);
-      named.done = [&order, name](const std::exception_ptr&) {
+      TransferRequest with_name = request(each, from, to, priority);
+      with_name.done = [&order, name](const std::exception_ptr&) {
         order += name;
       };  // both on threads that follow each other
-      return named;
+      return with_name;
     };
     Outcome& before = start(named(urgent, 'u', prefetch));
     TransferRequest never = named(cancelled, 'c', early);
