@@ -44,24 +44,39 @@ class SessionMemory::DeviceBlocks final : public BlockSource {
 /// Tensors of a model under construction.
 class SessionMemory::HostBlocks final : public BlockSource {
  public:
-  HostBlocks(std::shared_ptr<Budget> budget, HostArena& arena, AccessStream& stream)
-      : budget_(std::move(budget)), arena_(arena), stream_(stream), pages_(budget_->capacity()) {}
+  HostBlocks(std::shared_ptr<Budget> budget, SessionMemory& memory)
+      : budget_(std::move(budget)),
+        memory_(memory),
+        arena_(*memory.arena_),
+        stream_(*memory.stream_),
+        pages_(budget_->capacity()) {}
 
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = PageBlocks::rounded(bytes);
     reserve(counted, kind);
+    bytes_ += counted;
+    if (arena_.used_region().size() > memory_for_arena() && !memory_.host_is_pinned_) {
+      stream_.let_go_of_arena();
+    }
     arena_.trim();  // granules that were used before must not be held beside this
     try {
       return pages_.take(bytes, budget_->capacity());
     } catch (...) {
+      bytes_ -= counted;
       budget_->release(kind, counted);
       throw;
     }
   }
 
+  /// What these blocks leave of the host's memory.
+  std::uint64_t memory_for_arena() const noexcept {
+    return budget_->capacity() - std::min(budget_->capacity(), bytes_.load());
+  }
+
   void give_back(std::byte* block, std::uint64_t bytes, Kind kind) noexcept override {
     pages_.give_back(block, bytes);
     pages_.trim(0);
+    bytes_ -= PageBlocks::rounded(bytes);
     budget_->release(kind, PageBlocks::rounded(bytes));
   }
 
@@ -89,9 +104,11 @@ class SessionMemory::HostBlocks final : public BlockSource {
   }
 
   const std::shared_ptr<Budget> budget_;
-  HostArena& arena_;      // these two are used only
+  SessionMemory& memory_;  // these are used only
+  HostArena& arena_;
   AccessStream& stream_;  // while the session lives
   PageBlocks pages_;
+  std::atomic<std::uint64_t> bytes_{0};  // that are in use
 };
 
 SessionMemory::SessionMemory(const Config& config) {
@@ -120,7 +137,7 @@ SessionMemory::SessionMemory(const Config& config) {
                             .nvme_depth = static_cast<std::size_t>(config.io.depth),
                             .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
-  host_source_ = std::make_shared<HostBlocks>(host_budget_, *arena_, *stream_);
+  host_source_ = std::make_shared<HostBlocks>(host_budget_, *this);
 }
 
 SessionMemory::~SessionMemory() {
@@ -189,6 +206,11 @@ void SessionMemory::pin_host() {
     device_->pin(arena_->region());
     host_is_pinned_ = true;
   }
+}
+
+void SessionMemory::hold_host() {
+  // What is held stays; it has to find room beside tensors that were constructed.
+  stream_->hold_arena(static_cast<HostBlocks&>(*host_source_).memory_for_arena());
 }
 
 void SessionMemory::set_host_room(HostRoom* room) noexcept { static_cast<HostBlocks&>(*host_source_).room = room; }

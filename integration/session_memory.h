@@ -4,6 +4,7 @@
 /// Thread-safe once it is made.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -75,6 +76,9 @@ class SessionMemory {
   /// system as it is used, and a model under construction has the rest of the budget.
   void pin_host();
 
+  /// At a step's end, when chunks have taken their places: transfers to and from NVMe are cheaper afterwards.
+  void hold_host();
+
   /// `room`, unless null, is asked before a block is taken from the host. Not while a thread takes one.
   void set_host_room(HostRoom* room) noexcept;
 
@@ -104,7 +108,7 @@ class SessionMemory {
   std::shared_ptr<BlockSource> host_source_;
   const std::shared_ptr<BlockSource> no_source_;
   std::unique_ptr<PoolBudget> pool_;
-  bool host_is_pinned_ = false;
+  std::atomic<bool> host_is_pinned_{false};
 };
 
 }  // namespace terrace

@@ -81,6 +81,7 @@ void SessionState::end_step() {
   }
   pass_ = Pass::unknown;
   memory_.stream().step_mark();
+  memory_.hold_host();
 }
 
 void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes) {

@@ -135,6 +135,9 @@ class AccessStream {
 
   /// Ends a step of the schedule and of the step peaks.
   void step_mark();
+  /// As TransferService does.
+  void hold_arena(std::uint64_t most_bytes) { transfers_.hold_arena(most_bytes); }
+  void let_go_of_arena() { transfers_.let_go_of_arena(); }
 
   MemoryUsage usage() const;
   std::uint64_t granule_bytes() const noexcept { return places_.granule_bytes(); }

@@ -59,6 +59,7 @@ std::vector<std::byte*> HostArena::allocate(std::size_t count) {
   while (granules.size() < count) {
     std::vector<std::size_t>& from = touched_.empty() ? untouched_ : touched_;
     in_use_[from.back()] = true;
+    used_end_ = std::max(used_end_, from.back() + 1);
     granules.push_back(address_of(from.back()));
     from.pop_back();
   }
@@ -84,15 +85,28 @@ void HostArena::free(std::span<std::byte* const> granules) {
 }
 
 void HostArena::keep_all() noexcept {
-  std::lock_guard lock(mutex_);
-  keeps_all_ = true;
-  // From here on whole huge pages are of use: they are easier to fix in place, and to copy.
-  if (region_ != nullptr) ::madvise(region_, capacity_bytes(), MADV_HUGEPAGE);
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;  // Linux 6.1; older ones refuse it, and nothing is lost
+#endif
+  std::size_t touched = 0;
+  {
+    std::lock_guard lock(mutex_);
+    keeps_all_ = true;
+    touched = used_end_ * granule_bytes_;
+  }
+  if (region_ == nullptr) return;
+  ::madvise(region_, capacity_bytes(), MADV_HUGEPAGE);
+  ::madvise(region_, touched, MADV_COLLAPSE);
 }
 
-bool HostArena::keeps_all() const {
+void HostArena::may_trim() noexcept {
   std::lock_guard lock(mutex_);
-  return keeps_all_;
+  keeps_all_ = false;
+}
+
+std::span<std::byte> HostArena::used_region() const {
+  std::lock_guard lock(mutex_);
+  return region().first(used_end_ * granule_bytes_);
 }
 
 std::size_t HostArena::trim() {

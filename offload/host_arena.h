@@ -31,9 +31,10 @@ class HostArena {
   /// Gives the memory of free granules back to the system; returns how many bytes. Pages that are locked in memory
   /// stay. Allocations wait meanwhile.
   std::size_t trim();
-  /// From now on nothing is given back: whoever fixes the region in place for a device would not hear of it.
+  /// From now on, until `may_trim`, nothing is given back: whoever fixes memory in place, a device or the kernel, would
+  /// not hear of it. What has been touched is put into huge pages where the system has them, which are easier to fix.
   void keep_all() noexcept;
-  bool keeps_all() const;
+  void may_trim() noexcept;
   /// Its addresses are never given to anything else, even after its end: the kernel may still use them.
   void keep_mapped() noexcept { keeps_mapped_ = true; }
   /// All of it.
@@ -44,6 +45,8 @@ class HostArena {
   std::size_t used_bytes() const;
   /// Granules handed out at least once since they were last trimmed: the most memory this arena can be holding.
   std::size_t touched_bytes() const;
+  /// All granules that were ever handed out lie in this first part of the region.
+  std::span<std::byte> used_region() const;
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most 1 MiB and, beyond that
   /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws
@@ -60,6 +63,7 @@ class HostArena {
   std::atomic<bool> keeps_mapped_{false};
   mutable std::mutex mutex_;
   bool keeps_all_ = false;
+  std::size_t used_end_ = 0;            // above the highest granule that was ever handed out
   std::vector<std::size_t> untouched_;  // free granules without memory; the next one to hand out is last
   std::vector<std::size_t> touched_;    // free granules with memory; likewise
   std::vector<bool> in_use_;

@@ -1,6 +1,7 @@
 #include "offload/nvme_worker.h"
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -19,12 +20,6 @@ constexpr std::size_t most_operations = 64;
 /// What is gathered before the drive hears of it: enough that small blocks go to it together, little enough that it
 /// never waits for long while checksums are taken.
 constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
-
-std::unique_ptr<IoQueue> open_queue(TransferBoard& board, const NvmeStore& store, IoEngine& engine, Link link,
-                                    std::size_t depth) {
-  const std::vector<std::span<std::byte>> registered = board.registered_memory(link);
-  return engine.open_queue(depth, registered, store.io_files());
-}
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -51,9 +46,13 @@ std::size_t NvmeWorker::default_depth(std::size_t block_bytes) noexcept {
 }
 
 NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth)
-    : board_(board), store_(store), link_(link), io_(open_queue(board, store, engine, link, depth)), thread_([this] {
-        work();
-      }) {}
+    : board_(board),
+      store_(store),
+      link_(link),
+      engine_(engine),
+      depth_(depth),
+      io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())),
+      thread_([this] { work(); }) {}
 
 NvmeWorker::~NvmeWorker() {
   if (!unanswered_.empty()) {
@@ -62,12 +61,16 @@ NvmeWorker::~NvmeWorker() {
 }
 
 void NvmeWorker::wake() noexcept {
-  io_->wake();
+  {
+    const std::lock_guard lock(io_mutex_);
+    io_->wake();
+  }
   work_.notify_one();
 }
 
 void NvmeWorker::tick() noexcept {
   ++ticks_;
+  const std::lock_guard lock(io_mutex_);
   io_->wake();
 }
 
@@ -96,16 +99,42 @@ NvmeWorker::Filled NvmeWorker::fill() {
     std::optional<TransferBlock> next;
     {
       const TransferBoard::Lock lock = board_.lock();
-      if (dead_ || io_->in_flight() < io_->depth()) {
+      const bool changes = !dead_ && board_.registration_number(lock) != registration_;
+      if (changes && io_->in_flight() > 0) {
+        return Filled::all;  // and nothing more before it has come to rest
+      }
+      if (!changes && (dead_ || io_->in_flight() < io_->depth())) {
         next = board_.pop(link_, lock);
       }
-      if (!next) {
+      if (!changes && !next) {
         return moving_.empty() && board_.stopping(lock) ? Filled::nothing_will_come : Filled::all;
       }
     }
-    bytes += start(std::move(*next));
+    if (next) {
+      bytes += start(std::move(*next));
+    } else {
+      open_queue_again();
+    }
   }
   return Filled::in_part;
+}
+
+void NvmeWorker::open_queue_again() {
+  TransferBoard::Registration wanted;
+  {
+    const TransferBoard::Lock lock = board_.lock();
+    wanted = board_.registration(link_, lock);
+  }
+  registration_ = wanted.number;
+  try {
+    std::unique_ptr<IoQueue> fresh = engine_.open_queue(depth_, wanted.memory, store_.io_files());
+    const std::lock_guard lock(io_mutex_);
+    io_.swap(fresh);  // what was registered goes with the one before
+  } catch (...) {
+    die(std::current_exception());
+    return;
+  }
+  board_.registered(link_, wanted.number);
 }
 
 /// Returns how many bytes are with the queue now.
@@ -217,6 +246,7 @@ void NvmeWorker::die(const std::exception_ptr& error) {
   if (!dead_) {
     dead_ = error;
     board_.lose(link_, error);
+    board_.registered(link_, std::numeric_limits<std::uint64_t>::max());
   }
 }
 

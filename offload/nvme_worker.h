@@ -15,6 +15,7 @@
 #include <exception>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -55,6 +56,8 @@ class NvmeWorker final : public LinkWorker {
 
   void work();
   Filled fill();
+  /// With nothing in flight: a queue anew, with what is to be registered now.
+  void open_queue_again();
   std::size_t start(TransferBlock block);
   void receive(std::vector<IoCompletion>& done, Filled filled);
   void finish(const IoCompletion& completion);
@@ -66,7 +69,11 @@ class NvmeWorker final : public LinkWorker {
   TransferBoard& board_;
   NvmeStore& store_;
   const Link link_;
+  IoEngine& engine_;
+  const std::size_t depth_;
+  std::mutex io_mutex_;  ///< of replacing the queue, and of reaching it from other threads
   std::unique_ptr<IoQueue> io_;
+  std::uint64_t registration_ = 0;  ///< that the queue has
   std::atomic<std::uint64_t> ticks_{0};
   std::condition_variable work_;  ///< in place of a queue that is broken
   AllMoving moving_;

@@ -1,5 +1,6 @@
 #include "offload/transfer_board.h"
 
+#include <algorithm>
 #include <string>
 
 #include "base/clock.h"
@@ -28,15 +29,48 @@ TransferBoard::~TransferBoard() {
   }
 }
 
-std::vector<std::span<std::byte>> TransferBoard::registered_memory(Link link) {
-  if (arena_.keeps_all()) {
-    return {arena_.region()};
+void TransferBoard::register_memory(std::span<std::byte> part) {
+  {
+    const Lock lock(mutex_);
+    registered_part_ = part;
+    ++registration_number_;
   }
-  std::vector<std::span<std::byte>> blocks;
+  for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
+    if (workers_[index_of(link)]) {
+      wake(link);
+    }
+  }
+}
+
+void TransferBoard::register_nothing() {
+  register_memory({});
+  Lock lock(mutex_);
+  has_registered_.wait(lock, [&] {
+    return std::ranges::all_of(std::array{Link::nvme_to_host, Link::host_to_nvme}, [&](Link link) {
+      return !workers_[index_of(link)] || registered_numbers_[index_of(link)] >= registration_number_;
+    });
+  });
+}
+
+std::vector<std::span<std::byte>> TransferBoard::staging_memory(Link link) {
+  std::vector<std::span<std::byte>> memory;
   for (std::byte* block : staging_of(link).blocks()) {
-    blocks.emplace_back(block, block_bytes_);
+    memory.emplace_back(block, block_bytes_);
   }
-  return blocks;
+  return memory;
+}
+
+TransferBoard::Registration TransferBoard::registration(Link link, const Lock&) {
+  if (registered_part_.empty()) {
+    return {.memory = staging_memory(link), .number = registration_number_};
+  }
+  return {.memory = {registered_part_}, .number = registration_number_};  // which the staging blocks are in, too
+}
+
+void TransferBoard::registered(Link link, std::uint64_t number) {
+  const Lock lock(mutex_);
+  registered_numbers_[index_of(link)] = number;
+  has_registered_.notify_all();
 }
 
 TransferId TransferBoard::start(TransferRequest request) {

@@ -64,11 +64,23 @@ class TransferBoard {
   Moved moved(std::int64_t* at_ns = nullptr) const;
 
   std::size_t block_bytes() const noexcept { return block_bytes_; }
-  /// What operations of a link, to or from NVMe, may have registered: all of the arena where it keeps its memory, and
-  /// else the staging blocks.
-  std::vector<std::span<std::byte>> registered_memory(Link link);
+  /// What queues to and from NVMe have registered besides the staging blocks, from their next turn on: a part of the
+  /// arena, which keeps its memory. Returns at once.
+  void register_memory(std::span<std::byte> part);
+  /// Nothing besides the staging blocks; returns when no queue has anything else.
+  void register_nothing();
 
   // ---- For the workers
+
+  struct Registration {
+    std::vector<std::span<std::byte>> memory;
+    std::uint64_t number = 0;  ///< goes up with each change
+  };
+  std::vector<std::span<std::byte>> staging_memory(Link link);
+  Registration registration(Link link, const Lock& lock);
+  std::uint64_t registration_number(const Lock&) const noexcept { return registration_number_; }
+  /// A link has that registration now, or will never have another.
+  void registered(Link link, std::uint64_t number);
 
   Lock lock() { return Lock(mutex_); }
   bool stopping(const Lock&) const noexcept { return stopping_; }
@@ -107,6 +119,11 @@ class TransferBoard {
   std::uint64_t next_id_ = 1;
   std::condition_variable all_ended_;
   bool stopping_ = false;
+
+  std::span<std::byte> registered_part_;
+  std::uint64_t registration_number_ = 0;
+  std::array<std::uint64_t, link_count> registered_numbers_{};  ///< what each link has
+  std::condition_variable has_registered_;
 
   Moved moved_{};
   std::array<std::unique_ptr<LinkWorker>, link_count> workers_;

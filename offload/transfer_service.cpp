@@ -9,7 +9,7 @@ namespace terrace {
 
 TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
                                  const Options& options)
-    : board_(arena, staging_blocks_each_way, options.observer) {
+    : arena_(arena), has_nvme_(store != nullptr), board_(arena, staging_blocks_each_way, options.observer) {
   const std::size_t depth =
       options.nvme_depth > 0 ? options.nvme_depth : NvmeWorker::default_depth(board_.block_bytes());
   if (store != nullptr) {
@@ -33,6 +33,27 @@ void TransferService::keep_time(const std::stop_token& stop, std::chrono::nanose
   while (!clock_stops_.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
     board_.tick();
   }
+}
+
+void TransferService::hold_arena(std::uint64_t most_bytes) {
+  const std::lock_guard lock(hold_mutex_);
+  const std::span<std::byte> used = arena_.used_region();
+  if (!has_nvme_ || used.size() > most_bytes || used.size() <= held_bytes_ + held_bytes_ / 8) {
+    return;
+  }
+  arena_.keep_all();
+  board_.register_memory(used);
+  held_bytes_ = used.size();
+}
+
+void TransferService::let_go_of_arena() {
+  const std::lock_guard lock(hold_mutex_);
+  if (held_bytes_ == 0) {
+    return;
+  }
+  board_.register_nothing();
+  arena_.may_trim();
+  held_bytes_ = 0;
 }
 
 TransferService::~TransferService() { board_.wait_until_idle(); }

@@ -10,8 +10,8 @@
 /// A drive that does not answer an operation within `patience` is given up: what it has not answered ends as
 /// Unanswered, and all that would follow fails.
 ///
-/// Threads: `start`, `raise` and `cancel` may be called from any thread, also from `done`. The destructor waits for
-/// everything that was started.
+/// Threads: `hold_arena` and `let_go_of_arena` any but the service's own; `start`, `raise` and `cancel` may be called
+/// from any thread, also from `done`. The destructor waits for everything that was started.
 #pragma once
 
 #include <chrono>
@@ -66,13 +66,24 @@ class TransferService {
   /// where it has started or ended.
   bool cancel(TransferId id) { return board_.cancel(id); }
 
+  /// Has the kernel know the arena's memory, as far as it was ever used, so that transfers to and from NVMe need not
+  /// fix it each time. The arena keeps that memory from now on. Nothing where that is more than
+  /// `most_bytes`, or hardly more than it was.
+  void hold_arena(std::uint64_t most_bytes);
+  /// The contrary; returns when the arena can be trimmed again.
+  void let_go_of_arena();
+
   /// Bytes of the transfers that have succeeded; of those, exactly, that ended by `at_ns`, if that is asked for.
   Moved moved(std::int64_t* at_ns = nullptr) const { return board_.moved(at_ns); }
 
  private:
   void keep_time(const std::stop_token& stop, std::chrono::nanoseconds tick);
 
+  HostArena& arena_;
+  const bool has_nvme_;
   TransferBoard board_;
+  std::mutex hold_mutex_;
+  std::size_t held_bytes_ = 0;  ///< of the arena; guarded by `hold_mutex_`
   std::mutex clock_mutex_;
   std::condition_variable_any clock_stops_;
   std::jthread clock_;  // last: it uses the board

@@ -121,11 +121,11 @@ struct ServiceSide::Parts {
         arena(of.block_bytes, reads + writes + TransferService::staging_blocks),
         store({folder}, extent_file_bytes(of.block_bytes, reads + writes), of.block_bytes),
         engine(make_io_engine("auto")) {
-    arena.keep_all();
     fill_with_random_bytes(arena.region());
     host = arena.allocate(reads + writes);
     extents = store.reserve(reads + writes);
     service.emplace(device, arena, &store, &engine, TransferService::Options{.nvme_depth = of.depth});
+    service->hold_arena(arena.capacity_bytes());
     move(Tier::host, Tier::nvme, 0, reads + writes);
     wait();
   }

@@ -56,6 +56,20 @@ TEST(HostArena, takes_no_memory_before_it_is_touched) {
   EXPECT_EQ(resident_pages(granule, kGranule), 1U);
 }
 
+TEST(HostArena, keeps_its_memory_for_as_long_as_it_is_told) {
+  HostArena arena(kGranule, 1024);
+  const std::vector<std::byte*> granules = arena.allocate(5);
+  for (std::byte* granule : granules) *granule = std::byte{1};
+  EXPECT_EQ(arena.used_region().size(), 5 * kGranule);
+  arena.free(granules);
+  arena.keep_all();
+  EXPECT_EQ(arena.trim(), 0U);
+  for (const std::byte* granule : granules) EXPECT_EQ(*granule, std::byte{1});
+  arena.may_trim();
+  EXPECT_EQ(arena.trim(), 5 * kGranule);
+  EXPECT_EQ(arena.used_region().size(), 5 * kGranule) << "what was used once counts";
+}
+
 TEST(HostArena, trim_gives_back_free_granules_and_leaves_used_ones) {
   HostArena arena(kGranule, 16);
   const std::vector<std::byte*> granules = arena.allocate(8);

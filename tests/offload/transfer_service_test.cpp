@@ -1,6 +1,7 @@
 #include "offload/transfer_service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -228,14 +229,63 @@ class ShortOfQueues final : public IoEngine {
   std::string_view name() const noexcept override { return engine_.name(); }
   std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered,
                                       std::span<const IoFile* const> files) override {
-    if (left_-- == 0) throw IoError("no more queues");
+    if (left_.fetch_sub(1) <= 0) throw IoError("no more queues");
     return engine_.open_queue(depth, registered, files);
   }
 
  private:
   ThreadEngine engine_;
-  int left_;
+  std::atomic<int> left_;
 };
+
+TEST_P(TransferServiceTest, bytes_stay_whole_while_the_arena_is_held_and_let_go_of) {
+  std::vector<Object*> objects;
+  for (int i = 0; i < 4; ++i) put(*objects.emplace_back(&object(many_bytes)), nvme, static_cast<std::uint64_t>(i) + 1);
+  std::jthread holder([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      service_->hold_arena(arena_.capacity_bytes());
+      EXPECT_EQ(arena_.trim(), 0u) << "it is held";
+      service_->let_go_of_arena();
+      arena_.trim();
+    }
+  });
+  for (int round = 0; round < 30; ++round) {
+    std::vector<Outcome*> outcomes;
+    for (Object* each : objects) {
+      wipe(*each);
+      outcomes.push_back(&start(*each, nvme, host));
+    }
+    for (Outcome* outcome : outcomes) outcome->wait();
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+      EXPECT_EQ(get(*objects[i], host), pattern(i + 1, many_bytes));
+      move(*objects[i], host, nvme);
+      EXPECT_EQ(get(*objects[i], nvme), pattern(i + 1, many_bytes));
+    }
+  }
+}
+
+TEST_P(TransferServiceTest, more_of_the_arena_than_there_is_memory_for_is_not_held) {
+  object(many_bytes);
+  service_->hold_arena(arena_.used_region().size() - 1);
+  const std::vector<std::byte*> more = arena_.allocate(3);
+  for (std::byte* block : more) *block = std::byte{1};
+  arena_.free(more);
+  EXPECT_GT(arena_.trim(), 0u);
+}
+
+TEST_P(TransferServiceTest, a_queue_that_cannot_be_opened_again_fails_what_follows) {
+  service_.reset();
+  ShortOfQueues engine(2);
+  TransferService service(device_, arena_, &store_, &engine);
+  Object& each = object(granule);
+  service.hold_arena(arena_.capacity_bytes());
+  service.let_go_of_arena();
+  std::promise<std::exception_ptr> ended;
+  TransferRequest wanted = request(each, host, nvme);
+  wanted.done = [&](std::exception_ptr error) { ended.set_value(std::move(error)); };
+  service.start(std::move(wanted));
+  EXPECT_THROW(std::rethrow_exception(ended.get_future().get()), IoError);
+}
 
 TEST_P(TransferServiceTest, one_that_cannot_open_all_of_its_queues_ends_at_once_and_leaves_nothing) {
   const std::size_t before = arena_.used_bytes();
