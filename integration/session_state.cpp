@@ -45,6 +45,7 @@ void SessionState::close() noexcept {
   GeneratorState::set_device(at::kCPU);
   detach_interceptor();
   detach_program_memory();
+  memory_.detach();
   gradients_->close();
   for (const ManagedParameter& parameter : parameters_) {
     parameter.storage->keep({});  // the accumulator holds the tensor, and so its storage
@@ -60,7 +61,6 @@ void SessionState::close() noexcept {
   } catch (const std::exception& error) {
     log(LogLevel::warning, std::string("the model's tensors stay managed after their session: ") + error.what());
   }
-  memory_.detach();  // until here what the program's pool holds was counted, and so never taken for room
 }
 
 ManagedParameter* SessionState::find(const at::Tensor& tensor) noexcept {

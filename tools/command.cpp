@@ -1,11 +1,15 @@
 #include "tools/command.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <fcntl.h>
 #include <filesystem>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -296,11 +300,29 @@ ExitCode run(int argc, char** argv) {
   return run_train(arguments);
 }
 
+/// Where one is closed, the next file that is opened would take its place, and get what is printed.
+void fill_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDWR);  // takes the lowest free one
+  }
+}
+
+/// What was printed has arrived.
+void require_output() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  throw IoError("not all of the report could be written to the standard output",
+                "give it a file on a disk that has room, or a program that reads to the end");
+}
+
 }  // namespace
 
 int run_command(int argc, char** argv) noexcept {
   try {
-    return static_cast<int>(run(argc, argv));
+    fill_standard_descriptors();
+    std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error with a name, not the end
+    const ExitCode code = run(argc, argv);
+    require_output();
+    return static_cast<int>(code);
   } catch (...) {
     const Failure failure = failure_of(std::current_exception());
     std::fprintf(stderr, "terrace: %s\n", failure.message.c_str());

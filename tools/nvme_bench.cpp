@@ -209,7 +209,7 @@ void bench_nvme(const BenchNvmeOptions& options) {
   json["folder"] = options.folder.string();
   json["cases"] = nlohmann::ordered_json::array();
   for (const Case& each : cases) json["cases"].push_back(to_json(each));
-  std::printf("%s\n", json.dump(2).c_str());
+  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 }  // namespace terrace

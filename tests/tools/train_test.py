@@ -3,14 +3,16 @@ losses with and without a session. Runs the program that TERRACE_BIN names."""
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
-from tiny_model import TINY
+from tiny_model import ON_NVME, TINY
 
 TERRACE = os.environ.get("TERRACE_BIN", "")
 # Where cores are shared, a thread that spins while it waits may hold the core of the one it waits for.
@@ -60,6 +62,47 @@ class TrainTest(unittest.TestCase):
         path = self.folder / name
         self.succeeds("--metrics", path, *arguments, config=config)
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class StandardStreams(TrainTest):
+    def command(self, *arguments):
+        return [str(word) for word in
+                [TERRACE, "train", "--config", self.config, "--data", self.text, *ON_NVME, *arguments]]
+
+    def test_a_report_that_cannot_be_written_is_an_error(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for command in (self.command("--json"), [TERRACE, "inspect"], [TERRACE, "--help"]):
+                run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=self.folder,
+                                     timeout=120, check=False)
+                self.assertEqual(run.returncode, 4, run.stderr)
+                self.assertIn("terrace: not all of the report could be written", run.stderr)
+
+    def test_where_they_are_closed_nothing_else_takes_their_place(self):
+        metrics = self.folder / "metrics.jsonl"
+
+        def close_all():
+            for descriptor in (0, 1, 2):
+                os.close(descriptor)
+
+        # pylint: disable=subprocess-popen-preexec-fn
+        with subprocess.Popen(self.command("--set", "train.steps=100000", "--metrics", metrics), cwd=self.folder,
+                              preexec_fn=close_all) as run:
+            try:
+                while not metrics.exists() or not metrics.stat().st_size:
+                    self.assertIsNone(run.poll())
+                    time.sleep(0.02)
+                for descriptor in (0, 1, 2):
+                    self.assertEqual(os.readlink(f"/proc/{run.pid}/fd/{descriptor}"), "/dev/null")
+            finally:
+                run.kill()
+
+    def test_a_limit_on_the_size_of_files_is_an_error_and_not_the_end(self):
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        for size in (1 << 20, 64 << 10):
+            run = subprocess.run(self.command(), cwd=self.folder, timeout=120, check=False, capture_output=True, text=True,
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit)))
+            self.assertIn(run.returncode, (3, 4), run.stderr)
+            self.assertIn("terrace: ", run.stderr)
 
 
 class Device(TrainTest):
