@@ -43,8 +43,35 @@ class BenchTest(unittest.TestCase):
         report = json.loads(result.stdout)
         self.assertEqual((report["version"], report["device"]), (1, "emulated"))
         names = [case["name"] for case in report["cases"]]
-        self.assertEqual(names, ["host→device, pageable", "host→device", "device→host", "both at once"])
+        self.assertEqual(names[:4], ["host→device, pageable", "host→device", "device→host", "both at once"])
         self.assertTrue(all(case["bytes_per_second"] > 0 for case in report["cases"]))
+        paced = {case["name"]: case for case in report["cases"][4:]}
+        self.assertEqual(len(paced), 18)
+        self.assertEqual(paced["both at once at 250MB/s"]["configured_bytes_per_second"], 250e6)
+        for case in paced.values():
+            share = case["achieved_over_configured"]
+            self.assertTrue(0 < share["low"] <= share["median"] <= share["high"] <= 1.01, case)
+            self.assertIn(case["kept"], (True, False))
+
+    def test_nvme_reports_each_side_and_leaves_nothing(self):
+        with tempfile.TemporaryDirectory(prefix="terrace-bench-", dir=os.path.dirname(TERRACE)) as folder:
+            result = bench("--path", folder, "--block", "64KiB", "--depth", "4", "--bytes", "4MiB", "--rounds", "1",
+                           "--json", what="nvme")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(os.listdir(folder), [])
+        report = json.loads(result.stdout)
+        self.assertEqual([case["name"] for case in report["cases"]],
+                         ["read 64KiB x 4", "write 64KiB x 4", "mixed 64KiB x 4"])
+        for case in report["cases"]:
+            self.assertTrue(case["read_gb_per_second"] + case["write_gb_per_second"] > 0)
+            self.assertLessEqual({"service", "engine", "bare", "bare_with_checksums"}, set(case["gb_per_second"]))
+            self.assertTrue(0 < case["depth_share"] <= 1.01, case)
+
+    def test_nvme_refuses_what_is_no_measurement(self):
+        for arguments in ([], ["--path", ".", "--block", "5000B"], ["--path", ".", "--depth", "0"],
+                          ["--path", ".", "--bytes", "4KiB"]):
+            self.assertEqual(bench(*arguments, what="nvme").returncode, 2, arguments)
+        self.assertEqual(bench("--path", "/proc", "--bytes", "1MiB", what="nvme").returncode, 4)
 
     def test_link_on_cuda_without_a_gpu_is_bad_usage_that_says_why(self):
         result = bench("--set", "device.kind=cuda", what="link")
