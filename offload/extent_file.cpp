@@ -192,12 +192,16 @@ void ExtentFile::write_header() {
   }
 }
 
-ExtentFile::~ExtentFile() {
+void ExtentFile::remove() noexcept {
   struct stat status {};
   if (owner_ == ::getpid() && bookkeeping_.descriptor >= 0 && ::fstat(bookkeeping_.descriptor, &status) == 0 &&
       path_names(bookkeeping_.path, status)) {
     ::unlink(bookkeeping_.path.c_str());
   }
+}
+
+ExtentFile::~ExtentFile() {
+  remove();
   for (const IoFile* file : {&file_, &bookkeeping_}) {
     if (file->descriptor >= 0) ::close(file->descriptor);
   }

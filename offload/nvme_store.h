@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -40,6 +41,7 @@ class NvmeStore {
   /// Throws OutOfMemory if a path's share does not hold one extent, IoError if a path is no folder, cannot be created
   /// or written, or if `capacity_bytes` exceeds the free space.
   NvmeStore(std::vector<std::filesystem::path> paths, std::uint64_t capacity_bytes, std::size_t extent_bytes);
+  ~NvmeStore();
   NvmeStore(const NvmeStore&) = delete;
   NvmeStore& operator=(const NvmeStore&) = delete;
 
@@ -68,6 +70,10 @@ class NvmeStore {
   /// Throws `error`, that of the operation, if there is one, and CorruptData if `block` does not hold what was written.
   /// Either way the read has ended, and can be repeated.
   void end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error);
+
+  /// Its files stay open for as long as the process lives, though they lose their names with the store: operations on
+  /// them are under way of which nobody will hear.
+  void keep_files_open() noexcept { keeps_files_open_ = true; }
 
   std::size_t path_count() const noexcept { return paths_.size(); }
   std::size_t extent_bytes() const noexcept { return extent_bytes_; }
@@ -124,6 +130,7 @@ class NvmeStore {
   const std::size_t extent_bytes_;
   std::vector<std::filesystem::path> removed_files_;
   std::deque<ExtentFile> files_;  // one a path, in their order
+  std::atomic<bool> keeps_files_open_{false};
 
   mutable std::mutex mutex_;
   std::vector<Extent> extents_;                       // by id; its length never changes after construction

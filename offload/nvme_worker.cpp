@@ -237,6 +237,7 @@ void NvmeWorker::give_up_on(AllMoving::iterator at, const std::string& why) {
                         "look at the drive and the system's log, and begin again from a checkpoint");
   die(std::make_exception_ptr(
       IoError("nvme: nothing more is asked of a drive that was lost: " + lost.message(), lost.hint())));
+  store_.keep_files_open();
   TransferBlock ended = block;
   unanswered_.splice(unanswered_.end(), moving_, at);  // its address may still come back with a completion
   board_.abandon(std::move(ended), std::make_exception_ptr(lost));

@@ -3,7 +3,7 @@
 ///
 /// A queue that throws, and one of whose operations is not answered in time, is of no use any
 /// more: what would follow fails with that error, and what is with it ends as Unanswered. Nobody knows whether the
-/// kernel still reads or writes that memory, so that neither the arena nor the queue is ever taken down.
+/// kernel still reads or writes that memory, so that the arena, the queue and the store's files are never taken down.
 ///
 /// Threads: its own, which alone touches the queue; `wake` and `tick` from any.
 #pragma once
