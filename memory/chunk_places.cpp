@@ -5,12 +5,6 @@
 #include "base/error.h"
 
 namespace terrace {
-namespace {
-
-std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-}  // namespace
-
 ChunkPlaces::~ChunkPlaces() {
   for (ChunkId id = 0; id < places_.size(); ++id) {
     for (const Tier tier : all_tiers) {
@@ -22,8 +16,8 @@ ChunkPlaces::~ChunkPlaces() {
 }
 
 std::array<std::uint64_t, tier_count> ChunkPlaces::room_bytes(std::uint64_t bytes) const {
-  const std::uint64_t granules = round_up(bytes, arena_.granule_bytes());
-  return {device_.slot_bytes(bytes), granules, granules};
+  const std::uint64_t in_granules = granules_of(bytes) * granule_bytes();
+  return {device_.slot_bytes(bytes), in_granules, in_granules};
 }
 
 void ChunkPlaces::add_chunk(ChunkId id, const ChunkInfo& info) {

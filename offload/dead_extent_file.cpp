@@ -35,6 +35,7 @@ bool is_gone(std::int64_t process) {
 DeadExtentFile::DeadExtentFile(const std::filesystem::path& path) {
   open(path);
   try {
+    // In this order: a creator locks first and writes the header last, so a header whose lock is free has no creator.
     read_header();
     lock();
   } catch (...) {
@@ -88,11 +89,8 @@ void DeadExtentFile::lock() {
     }
     std::this_thread::sleep_for(kLookAgainAfter);  // for the kernel, which tells nobody when it is done
   }
-  struct stat opened {};
-  struct stat named {};
   // Or another process has just removed it.
-  if (::fstat(file_.descriptor, &opened) != 0 || ::lstat(file_.path.c_str(), &named) != 0 ||
-      named.st_dev != opened.st_dev || named.st_ino != opened.st_ino) {
+  if (!has_its_name(file_)) {
     throw IoError("nvme: " + file_.path.string() + " was removed or replaced while it was opened");
   }
 }

@@ -37,11 +37,6 @@ bool is_named_like_ours(const fs::path& path) {
   return name.starts_with(kPrefix) && name.ends_with(kSuffix);
 }
 
-bool path_names(const fs::path& path, const struct stat& open_file) {
-  struct stat named {};
-  return ::lstat(path.c_str(), &named) == 0 && named.st_dev == open_file.st_dev && named.st_ino == open_file.st_ino;
-}
-
 /// Why direct transfers of 4096 B units would be refused; empty where they would not, or where the file system does not
 /// say.
 std::string why_not_direct(int descriptor) {
@@ -121,12 +116,11 @@ void ExtentFile::create_in(const fs::path& folder) {
 
 /// With a descriptor of their own, which may go past the page cache.
 void ExtentFile::open_for_transfers() {
-  struct stat status {};
   file_.path = bookkeeping_.path;
   do {
     file_.descriptor = ::open(file_.path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   } while (file_.descriptor < 0 && errno == EINTR);
-  if (file_.descriptor < 0 || ::fstat(bookkeeping_.descriptor, &status) != 0 || !path_names(file_.path, status)) {
+  if (file_.descriptor < 0 || !has_its_name(bookkeeping_)) {
     throw IoError("nvme: opening " + file_.path.string() +
                       ", just made, failed: " + (file_.descriptor < 0 ? errno_text(errno) : "it was replaced"),
                   "set nvme.paths to folders that nothing else changes");
@@ -193,9 +187,7 @@ void ExtentFile::write_header() {
 }
 
 void ExtentFile::remove() noexcept {
-  struct stat status {};
-  if (owner_ == ::getpid() && bookkeeping_.descriptor >= 0 && ::fstat(bookkeeping_.descriptor, &status) == 0 &&
-      path_names(bookkeeping_.path, status)) {
+  if (owner_ == ::getpid() && has_its_name(bookkeeping_)) {
     ::unlink(bookkeeping_.path.c_str());
   }
 }

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <exception>
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "offload/io_error.h"
 #include "offload/io_progress.h"
@@ -25,6 +26,13 @@ void read_file_at(const IoFile& file, std::uint64_t offset, std::span<std::byte>
 void write_file_at(const IoFile& file, std::uint64_t offset, std::span<const std::byte> bytes) {
   auto* memory = const_cast<std::byte*>(bytes.data());  // a write only reads it
   run_or_throw({IoOperation::Direction::write, &file, offset, memory, bytes.size()});
+}
+
+bool has_its_name(const IoFile& file) noexcept {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(file.descriptor, &opened) == 0 && ::lstat(file.path.c_str(), &named) == 0 &&
+         named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
 bool set_space_aside(const IoFile& file, std::uint64_t offset, std::uint64_t length_bytes) {

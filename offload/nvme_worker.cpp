@@ -4,7 +4,6 @@
 #include <limits>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "base/error.h"

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <fcntl.h>
 #include <liburing.h>
-#include <random>
 #include <sys/mman.h>
 #include <system_error>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "offload/checksum.h"
+#include "tools/random_bytes.h"
 
 namespace terrace {
 namespace {
@@ -41,10 +41,7 @@ struct BareNvme::Ring {
     void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail(folder, "mapping buffers", errno);
     memory = static_cast<std::byte*>(mapped);
-    std::mt19937_64 generator(7);
-    for (std::size_t i = 0; i < bytes; i += sizeof(std::uint64_t)) {
-      *reinterpret_cast<std::uint64_t*>(memory + i) = generator();
-    }
+    fill_with_random_bytes({memory, bytes});
     file = open(folder.c_str(), flags | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
     const int result = file < 0 ? -errno : io_uring_queue_init(2 * depth, &ring, 0);
     if (result < 0) {

@@ -93,10 +93,6 @@ std::string kinds_table(const std::vector<BenchCase>& cases) {
   return format_table(rows);
 }
 
-Json interval_json(const Interval& interval) {
-  return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
-}
-
 Json case_json(const BenchCase& result) {
   Json json;
   json["name"] = result.name;
@@ -133,6 +129,10 @@ Json case_json(const BenchCase& result) {
 }
 
 }  // namespace
+
+nlohmann::ordered_json interval_json(const Interval& interval) {
+  return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
+}
 
 std::string to_text(const std::vector<BenchCase>& cases) {
   std::string text =

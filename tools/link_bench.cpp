@@ -18,6 +18,7 @@
 #include "offload/cuda_device.h"
 #include "offload/emulated_device.h"
 #include "offload/host_arena.h"
+#include "tools/bench_report.h"
 #include "tools/formatted.h"
 #include "tools/link_sweep.h"
 #include "tools/machine.h"
@@ -108,13 +109,12 @@ std::string to_json(const Device& device, const std::vector<Rate>& rates, double
   if (!paced.empty()) json["copy_bytes_per_second"] = copy_rate;
   for (const PacedLink& link : paced) {
     const Interval& share = link.achieved_over_configured;
-    json["cases"].push_back(
-        {{"name", link.name},
-         {"configured_bytes_per_second", link.configured},
-         {"bytes_per_second", link.configured * share.median},
-         {"achieved_over_configured", {{"median", share.median}, {"low", share.low}, {"high", share.high}}},
-         {"judged", link.judged},
-         {"kept", link.kept}});
+    json["cases"].push_back({{"name", link.name},
+                             {"configured_bytes_per_second", link.configured},
+                             {"bytes_per_second", link.configured * share.median},
+                             {"achieved_over_configured", interval_json(share)},
+                             {"judged", link.judged},
+                             {"kept", link.kept}});
   }
   return json.dump(2);
 }

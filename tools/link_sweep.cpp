@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/units.h"
 #include "offload/emulated_device.h"
 #include "offload/transfer_service.h"
 

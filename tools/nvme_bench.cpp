@@ -15,6 +15,7 @@
 
 #include "base/units.h"
 #include "tools/bare_nvme.h"
+#include "tools/bench_report.h"
 #include "tools/formatted.h"
 #include "tools/machine.h"
 #include "tools/nvme_sides.h"
@@ -133,10 +134,6 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
   if (!fio_rates.empty()) result.fio = median_of(fio_rates);
   result.depth_share = service.depth_share();
   return result;
-}
-
-nlohmann::ordered_json interval_json(const Interval& interval) {
-  return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
 }
 
 nlohmann::ordered_json to_json(const Case& each) {

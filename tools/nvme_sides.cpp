@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <functional>
 #include <mutex>
-#include <random>
 #include <span>
 #include <unistd.h>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "offload/emulated_device.h"
 #include "offload/errno_text.h"
 #include "offload/transfer_service.h"
+#include "tools/random_bytes.h"
 
 namespace terrace {
 namespace {
@@ -33,12 +33,6 @@ constexpr std::size_t kBlocksInTransfer = 8;
 
 std::size_t blocks_of(std::uint64_t bytes, const NvmeLoad& load) {
   return static_cast<std::size_t>((bytes + load.block_bytes - 1) / load.block_bytes);
-}
-
-void fill_with_random_bytes(std::span<std::byte> memory) {
-  std::mt19937_64 generator(7);
-  const std::span words(reinterpret_cast<std::uint64_t*>(memory.data()), memory.size() / sizeof(std::uint64_t));
-  std::generate(words.begin(), words.end(), std::ref(generator));
 }
 
 /// How full a queue is while more waits: from its first operation to its last. Of all queues of an engine.

@@ -4,7 +4,6 @@
 #include <exception>
 #include <fcntl.h>
 #include <memory>
-#include <random>
 #include <span>
 #include <string>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "offload/host_arena.h"
 #include "offload/nvme_worker.h"
 #include "offload/volume.h"
+#include "tools/random_bytes.h"
 
 namespace terrace {
 namespace {
@@ -41,11 +41,7 @@ class RandomBlocks {
  public:
   RandomBlocks(std::size_t block_bytes, std::size_t count)
       : arena_(block_bytes, count), blocks_(arena_.allocate(count)) {
-    std::mt19937_64 generator(7);
-    for (std::byte* block : blocks_) {
-      const std::span words(reinterpret_cast<std::uint64_t*>(block), block_bytes / sizeof(std::uint64_t));
-      std::generate(words.begin(), words.end(), std::ref(generator));
-    }
+    fill_with_random_bytes(arena_.region());
   }
 
   std::byte* operator[](std::size_t index) const { return blocks_[index]; }

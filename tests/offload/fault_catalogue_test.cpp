@@ -14,10 +14,9 @@
 
 #include "base/error.h"
 #include "offload/emulated_device.h"
-#include "offload/thread_engine.h"
 #include "offload/transfer_service.h"
-#include "offload/uring_engine.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/offload/engine_by_name.h"
 #include "tests/offload/fault_injecting_engine.h"
 
 namespace terrace {
@@ -34,8 +33,7 @@ class Life {
  public:
   Life(const std::string& engine, const std::filesystem::path& folder)
       : store_({folder}, extent_file_bytes(granule, 16 * blocks), granule),
-        engine_(engine == "io_uring" ? std::unique_ptr<IoEngine>(std::make_unique<UringEngine>())
-                                     : std::make_unique<ThreadEngine>()),
+        engine_(make_engine(engine)),
         service_(device_, arena_, &store_, &engine_, {.patience = std::chrono::milliseconds(600)}) {}
 
   struct Object {

@@ -47,7 +47,7 @@ std::uint64_t word_of(std::uint64_t extent, std::uint64_t stamp, std::size_t pos
   return (stamp * extent_count + extent) * 0x9e3779b97f4a7c15 + position;
 }
 
-/// Which writes an extent of these bytes may hold: by its first word alone, then by all of them.
+/// Whether the bytes are all of that write to that extent.
 bool is_write(const std::vector<std::byte>& bytes, std::uint64_t extent, std::uint64_t stamp) {
   if (bytes.size() != extent_bytes) return false;
   for (std::size_t at = 0; at < bytes.size(); at += 8) {

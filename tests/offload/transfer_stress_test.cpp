@@ -19,10 +19,9 @@
 #include <gtest/gtest.h>
 
 #include "offload/emulated_device.h"
-#include "offload/thread_engine.h"
 #include "offload/transfer_service.h"
-#include "offload/uring_engine.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/offload/engine_by_name.h"
 #include "tests/offload/fault_injecting_engine.h"
 
 namespace terrace {
@@ -105,9 +104,7 @@ class Epoch {
       : seed_(seed),
         tally_(tally),
         store_({folder}, extent_file_bytes(granule, object_count * most_blocks), granule),
-        engine_(engine == "io_uring" ? std::unique_ptr<IoEngine>(std::make_unique<UringEngine>())
-                                     : std::make_unique<ThreadEngine>(),
-                seed),
+        engine_(make_engine(engine), seed),
         service_(device_, arena_, &store_, &engine_, {.patience = std::chrono::seconds(2)}) {
     std::mt19937_64 random(seed);
     for (std::size_t i = 0; i < object_count; ++i) {

@@ -19,10 +19,10 @@
 #include <gtest/gtest.h>
 
 #include "offload/emulated_device.h"
-#include "offload/thread_engine.h"
 #include "offload/transfer_service.h"
 #include "offload/uring_engine.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/offload/engine_by_name.h"
 #include "tests/offload/fault_injecting_engine.h"
 #include "tests/offload/software_cuda.h"
 
@@ -115,11 +115,6 @@ class Recorder final : public TransferObserver {
   mutable std::mutex mutex_;
   std::vector<TransferRecord> records_;
 };
-
-inline std::unique_ptr<IoEngine> make_engine(const std::string& name) {
-  if (name == "io_uring") return std::make_unique<UringEngine>();
-  return std::make_unique<ThreadEngine>();
-}
 
 inline std::unique_ptr<Device> make_device(const std::string& name) {
   constexpr std::uint64_t capacity = 64 << 20;
