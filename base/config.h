@@ -62,9 +62,13 @@ struct Config {
   };
 
   struct Io {
-    std::string engine = "auto";  ///< "auto", "io_uring" or "threads"
-    std::int64_t depth = 0;       ///< blocks that may be with the drives at once, each way; 0: by their size
-    std::int64_t prefetch = 8;    ///< chunks on their way ahead of need at once; 0: none
+    static constexpr std::uint64_t block_unit = 4096;  ///< bytes; a block is a multiple of it
+    static constexpr std::uint64_t most_block = std::uint64_t{256} << 20U;
+
+    std::string engine = "auto";         ///< "auto", "io_uring" or "threads"
+    std::optional<std::uint64_t> block;  ///< bytes that move at once; absent: as measured, or by a chunk's size
+    std::int64_t depth = 0;  ///< blocks that may be with the drives at once, each way; 0: as measured, or by their size
+    std::int64_t prefetch = 8;  ///< chunks on their way ahead of need at once; 0: none
     bool operator==(const Io&) const = default;
   };
 

@@ -40,6 +40,15 @@ Key size_or_none(std::string name, std::uint64_t least, Place place) {
 }
 
 template <typename Place>
+Key size_in_units(std::string name, std::uint64_t unit, std::uint64_t most, Place place) {
+  Key key = size(std::move(name), place);
+  key.read = [place, unit, most](const Value& value, Config& config) {
+    place(config) = value.optional_size_in_units(unit, most);
+  };
+  return key;
+}
+
+template <typename Place>
 Key byte_rate(std::string name, Place place) {
   return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.optional_byte_rate(); },
           [place](const Config& config, toml::table& out, std::string_view leaf) {
@@ -147,6 +156,7 @@ std::vector<Key> make_keys() {
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),
+      size_in_units("io.block", Config::Io::block_unit, Config::Io::most_block, field(&Config::io, &Config::Io::block)),
       whole("io.depth", 0, 4096, field(&Config::io, &Config::Io::depth)),
       whole("io.prefetch", 0, 1024, field(&Config::io, &Config::Io::prefetch)),
       size_or_none("timeline.memory", Config::Timeline::least_memory,

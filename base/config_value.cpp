@@ -65,6 +65,14 @@ std::optional<std::uint64_t> Value::optional_size_or_none(std::uint64_t least) c
   return bytes;
 }
 
+std::optional<std::uint64_t> Value::optional_size_in_units(std::uint64_t unit, std::uint64_t most) const {
+  const std::string accepted =
+      "a multiple of \"" + format_bytes_exactly(unit) + "\" up to \"" + format_bytes_exactly(most) + "\", or \"auto\"";
+  const std::optional<std::uint64_t> bytes = size_or_auto(accepted);
+  if (bytes && (*bytes == 0 || *bytes % unit != 0 || *bytes > most)) refuse(accepted);
+  return bytes;
+}
+
 std::optional<std::uint64_t> Value::size_or_auto(std::string_view accepted) const {
   if (is("auto")) return std::nullopt;
   const auto* text = node_.as_string();

@@ -37,6 +37,9 @@ class Value {
   /// The same, and 0 for none, but nothing between that and `least`.
   std::optional<std::uint64_t> optional_size_or_none(std::uint64_t least) const;
 
+  /// A size of whole units, at least one and at most `most`.
+  std::optional<std::uint64_t> optional_size_in_units(std::uint64_t unit, std::uint64_t most) const;
+
   /// A size a second, such as "1GB/s"; absent for "unlimited".
   std::optional<std::uint64_t> optional_byte_rate() const;
 

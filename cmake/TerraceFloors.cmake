@@ -58,6 +58,13 @@ function(terrace_floor name)
   target_link_libraries(terrace_all INTERFACE ${target})
 endfunction()
 
+# terrace_without_libtorch(SOURCES...)
+# These, of a target that is built with LibTorch, include nothing of it: even precompiled it takes several seconds to
+# read. (Without this they are built all the same.)
+function(terrace_without_libtorch)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # terrace_executable(TARGET [LIBTORCH] [FLOOR name])
 # Links a program to one floor, or to everything, and shares the precompiled LibTorch.
 function(terrace_executable target)

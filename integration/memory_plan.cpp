@@ -12,6 +12,7 @@
 #include "offload/copy_rate.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_paths.h"
+#include "offload/nvme_worker.h"
 #include "offload/transfer_service.h"
 
 namespace terrace {
@@ -64,10 +65,39 @@ void require_staging(const MemoryPlan& plan) {
                         " or lower placement.chunk or timeline.memory");
 }
 
+std::size_t granule(const Config& config, std::uint64_t chunk_bytes, const Rates& rates) {
+  if (!config.io.block) {
+    std::size_t best = 0;
+    for (const auto& folder : config.nvme.paths) {
+      const auto measured = rates.paths.find(path_key(folder));
+      if (measured != rates.paths.end()) best = std::max(best, measured->second.block_bytes);
+    }
+    return HostArena::choose_granule(chunk_bytes, best > 0 ? best : HostArena::most_granule_bytes);
+  }
+  if (*config.io.block <= chunk_bytes) return static_cast<std::size_t>(*config.io.block);
+  throw ConfigError("io.block (" + format_bytes_exactly(*config.io.block) + ") is more than a chunk (" +
+                        format_bytes_exactly(chunk_bytes) + ")",
+                    "lower io.block, or raise placement.chunk");
+}
+
+/// What was measured best for each of the drives, together.
+std::size_t nvme_depth(const Config& config, std::size_t block_bytes, const Rates& rates) {
+  if (config.io.depth > 0) return static_cast<std::size_t>(config.io.depth);
+  std::size_t bytes = 0;
+  for (const auto& folder : config.nvme.paths) {
+    const auto measured = rates.paths.find(path_key(folder));
+    if (measured == rates.paths.end()) return NvmeWorker::default_depth(block_bytes);
+    bytes += measured->second.block_bytes * measured->second.depth;
+  }
+  constexpr std::size_t fewest = 2;
+  constexpr std::size_t most = 256;
+  return std::clamp(bytes / block_bytes, fewest, most);
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
-                       std::uint64_t available_bytes) {
+                       std::uint64_t available_bytes, const Rates& rates) {
   MemoryPlan plan;
   plan.device_bytes = device_bytes;
   plan.host_bytes = config.host.memory.value_or(available_bytes / 4);
@@ -75,10 +105,11 @@ MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::ui
   plan.chunk_bytes = whole_chunk(config.placement.chunk.value_or(
       default_chunk_bytes(plan.device_chunk_limit, plan.host_bytes, slot_granule_bytes)));
   plan.timeline_bytes = config.timeline.memory.value_or(Config::Timeline::default_memory);
-  plan.granule_bytes = HostArena::choose_granule(plan.chunk_bytes);
+  plan.granule_bytes = granule(config, plan.chunk_bytes, rates);
   plan.granule_count = static_cast<std::size_t>(plan.host_bytes / plan.granule_bytes);
   require_staging(plan);
   if (const auto& paths = config.nvme.paths; !paths.empty()) {
+    plan.nvme_depth = nvme_depth(config, plan.granule_bytes, rates);
     plan.nvme_capacity =
         config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_extents * plan.granule_bytes));
     plan.nvme_bytes =

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/config.h"
+#include "integration/rates.h"
 #include "offload/emulated_link.h"
 
 namespace terrace {
@@ -19,13 +20,14 @@ struct MemoryPlan {
   std::uint64_t chunk_bytes = 0;         ///< of a chunk of parameters
   std::size_t granule_bytes = 0;         ///< what slots on the host and extents consist of
   std::size_t granule_count = 0;         ///< on the host
+  std::size_t nvme_depth = 0;            ///< blocks of a granule with the drives at once, each way
 };
 
 /// For a device of that budget, whose slots take whole granules of `slot_granule_bytes`, on a machine with so much
-/// memory available. Changes nothing. Throws OutOfMemory (a budget that holds not even the staging and the timeline, or
-/// no extent) or IoError (a path whose free space cannot be told).
+/// memory available, and drives of these rates. Changes nothing. Throws OutOfMemory (a budget that holds not even the
+/// staging and the timeline, or no extent) or IoError (a path whose free space cannot be told).
 MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
-                       std::uint64_t available_bytes);
+                       std::uint64_t available_bytes, const Rates& rates);
 
 /// The budget of the emulated device.
 std::uint64_t emulated_device_bytes(const Config::Device& device, std::uint64_t available_bytes);

@@ -7,10 +7,12 @@
 #include "base/memory_info.h"
 #include "integration/cuda_program.h"
 #include "integration/memory_plan.h"
+#include "integration/rates.h"
 #include "offload/choose_device.h"
 #include "offload/choose_engine.h"
 #include "offload/cuda_device.h"
 #include "offload/emulated_device.h"
+#include "offload/numa.h"
 #include "offload/page_blocks.h"
 
 namespace terrace {
@@ -114,11 +116,15 @@ class SessionMemory::HostBlocks final : public BlockSource {
 SessionMemory::SessionMemory(const Config& config) {
   const std::uint64_t available = available_memory_bytes();
   make_device(config.device, available);
-  const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available);
+  const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
+                                      config.nvme.paths.empty() ? Rates{} : RatesFile().load());
   chunk_bytes_ = plan.chunk_bytes;
   device_chunk_limit_ = plan.device_chunk_limit;
   host_budget_ = std::make_shared<Budget>(Tier::host, plan.host_bytes);
   arena_ = std::make_unique<HostArena>(plan.granule_bytes, plan.granule_count);
+  if (numa_node_) {
+    prefer_numa_node(arena_->region(), *numa_node_);
+  }
   if (!config.nvme.paths.empty()) {
     engine_ = make_io_engine(config.io.engine);
     store_ = std::make_unique<NvmeStore>(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes);
@@ -134,7 +140,7 @@ SessionMemory::SessionMemory(const Config& config) {
       budgets, *device_, *arena_, store_.get(), engine_.get(),
       AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
                             .prefetch_depth = static_cast<std::size_t>(config.io.prefetch),
-                            .nvme_depth = static_cast<std::size_t>(config.io.depth),
+                            .nvme_depth = plan.nvme_depth,
                             .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *this);
@@ -166,6 +172,7 @@ void SessionMemory::make_device(const Config::Device& config, std::uint64_t avai
     return;
   }
   program_device_ = c10::Device(c10::DeviceType::CUDA, 0);
+  numa_node_ = numa_node_of_pci(choice.driver->properties().pci_address);
   cuda_pool().give_back_kept();  // what the program does not use is the session's to divide
   cuda_device_ = std::make_shared<CudaDevice>(
       choice.driver, config.memory ? *config.memory : automatic_capacity(choice.driver->memory_info()));

@@ -94,6 +94,7 @@ class SessionMemory {
   std::uint64_t chunk_bytes_ = 0;
   std::uint64_t device_chunk_limit_ = 0;
   c10::Device program_device_ = c10::DeviceType::CPU;
+  std::optional<unsigned> numa_node_;  ///< that the device is near to
   std::shared_ptr<Device> device_;
   std::shared_ptr<CudaDevice> cuda_device_;  ///< the same, where it is one
   std::shared_ptr<Budget> host_budget_;

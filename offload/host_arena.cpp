@@ -15,7 +15,6 @@ namespace terrace {
 namespace {
 
 constexpr std::size_t kAlignmentBytes = 4096;
-constexpr std::size_t kMostGranuleBytes = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -144,11 +143,12 @@ std::size_t HostArena::touched_bytes() const {
   return (granule_count_ - untouched_.size()) * granule_bytes_;
 }
 
-std::size_t HostArena::choose_granule(std::uint64_t chunk_bytes) {
+std::size_t HostArena::choose_granule(std::uint64_t chunk_bytes, std::uint64_t most_bytes) {
   if (chunk_bytes == 0 || chunk_bytes % kAlignmentBytes != 0) {
     throw LogicError("host: a chunk of " + std::to_string(chunk_bytes) + " B is not a multiple of 4096 B");
   }
-  const std::uint64_t most = std::clamp<std::uint64_t>(chunk_bytes / 32, kAlignmentBytes, kMostGranuleBytes);
+  const std::uint64_t most =
+      std::clamp<std::uint64_t>(std::min(chunk_bytes / 32, most_bytes), kAlignmentBytes, chunk_bytes);
   std::uint64_t granule = most / kAlignmentBytes * kAlignmentBytes;
   while (chunk_bytes % granule != 0) granule -= kAlignmentBytes;
   return static_cast<std::size_t>(granule);

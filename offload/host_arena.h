@@ -48,10 +48,11 @@ class HostArena {
   /// All granules that were ever handed out lie in this first part of the region.
   std::span<std::byte> used_region() const;
 
-  /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most 1 MiB and, beyond that
+  /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most `most_bytes` and, beyond that
   /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws
   /// LogicError unless given a positive multiple of 4096.
-  static std::size_t choose_granule(std::uint64_t chunk_bytes);
+  static std::size_t choose_granule(std::uint64_t chunk_bytes, std::uint64_t most_bytes = most_granule_bytes);
+  static constexpr std::size_t most_granule_bytes = std::size_t{1} << 20U;
 
  private:
   std::byte* address_of(std::size_t granule) const noexcept { return region_ + granule * granule_bytes_; }

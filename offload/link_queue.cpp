@@ -23,10 +23,27 @@ std::optional<TransferBlock> LinkQueue::pop(Staging& staging) {
     block = pop_between(demand, early, staging);
   }
   if (block) {
-    const bool passes = block->job->request.priority < write_back && has_write_back();
-    urgent_in_a_row_ = passes ? std::min(urgent_in_a_row_ + 1, most_urgent_in_a_row) : 0;
+    note_passing(*block);
   }
   return block;
+}
+
+std::optional<TransferBlock> LinkQueue::pop_before(TransferPriority priority, Staging& staging) {
+  using enum TransferPriority;
+  if (priority == demand || (urgent_in_a_row_ == most_urgent_in_a_row && has_write_back())) {
+    return std::nullopt;
+  }
+  const auto last = static_cast<TransferPriority>(static_cast<std::uint8_t>(priority) - 1);
+  std::optional<TransferBlock> block = pop_between(demand, last, staging);
+  if (block) {
+    note_passing(*block);
+  }
+  return block;
+}
+
+void LinkQueue::note_passing(const TransferBlock& block) {
+  const bool passes = block.job->request.priority < TransferPriority::write_back && has_write_back();
+  urgent_in_a_row_ = passes ? std::min(urgent_in_a_row_ + 1, most_urgent_in_a_row) : 0;
 }
 
 bool LinkQueue::has_write_back() const {

@@ -33,6 +33,8 @@ class LinkQueue {
   /// The most urgent block that can start. One that needs staging takes it from `staging`, unless its transfer has
   /// failed: then it will not move.
   std::optional<TransferBlock> pop(Staging& staging);
+  /// The same, of what is more urgent than that.
+  std::optional<TransferBlock> pop_before(TransferPriority priority, Staging& staging);
 
   bool empty() const noexcept { return staged_.empty() && direct_.empty() && passed_on_.empty(); }
 
@@ -49,6 +51,7 @@ class LinkQueue {
   using Jobs = std::map<Turn, Waiting>;
 
   bool has_write_back() const;
+  void note_passing(const TransferBlock& block);
   /// The most urgent that can start and is of one of these priorities.
   std::optional<TransferBlock> pop_between(TransferPriority first, TransferPriority last, Staging& staging);
   static TransferBlock take_block(Jobs& jobs, Jobs::iterator at);

@@ -16,9 +16,14 @@ constexpr std::size_t bytes_in_flight = std::size_t{8} << 20U;
 constexpr std::size_t fewest_operations = 8;
 constexpr std::size_t most_operations = 64;
 
-/// What is gathered before the drive hears of it: enough that small blocks go to it together, little enough that it
-/// never waits for long while checksums are taken.
+/// What is gathered before the drive hears of it, and what is settled before it is looked after again: enough that
+/// small blocks go to it together, little enough that it never waits for long while checksums are taken.
 constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
+
+/// As many as a drive may answer at a time.
+std::size_t most_ready(Link link, std::size_t depth) {
+  return link == Link::host_to_nvme ? depth : 0;  // a read takes no work before it starts
+}
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -50,6 +55,7 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       link_(link),
       engine_(engine),
       depth_(depth),
+      most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())),
       thread_([this] { work(); }) {}
 
@@ -74,48 +80,79 @@ void NvmeWorker::tick() noexcept {
 }
 
 void NvmeWorker::work() {
-  std::vector<IoCompletion> ended;
-  std::vector<IoCompletion> next;
   for (;;) {
     const Filled filled = fill();
-    if (filled == Filled::nothing_will_come && ended.empty()) {
+    if (filled == Filled::nothing_will_come) {
       return;
     }
-    next.clear();
-    receive(next, ended.empty() ? filled : Filled::in_part);
-    for (const IoCompletion& completion : ended) {
-      finish(completion);
+    const bool has_room = receive(filled);
+    give_up_on_the_unanswered();
+    // Where the drive answers faster than checksums are taken, both take turns.
+    if (!has_room || answered_.size() > depth_) {
+      settle_some();
     }
-    ended.swap(next);
-    give_up_on_the_unanswered(ended);
   }
 }
 
-/// Gives the queue what it has room for, or as much of it as goes to the drive at once.
+/// Gives the queue what it has room for, or as much of it as goes to the drive at once; where there is room for none,
+/// readies one more.
 NvmeWorker::Filled NvmeWorker::fill() {
   std::size_t bytes = 0;
   while (bytes < bytes_at_once) {
-    std::optional<TransferBlock> next;
+    const bool has_room = dead_ || io_->in_flight() < io_->depth();
+    bool changes = false;
+    auto first = ready_.end();
+    std::optional<TransferBlock> block;
+    std::size_t overtaken = 0;
     {
       const TransferBoard::Lock lock = board_.lock();
-      const bool changes = !dead_ && board_.registration_number(lock) != registration_;
+      changes = !dead_ && board_.registration_number(lock) != registration_;
       if (changes && io_->in_flight() > 0) {
         return Filled::all;  // and nothing more before it has come to rest
       }
-      if (!changes && (dead_ || io_->in_flight() < io_->depth())) {
-        next = board_.pop(link_, lock);
-      }
-      if (!changes && !next) {
-        return moving_.empty() && board_.stopping(lock) ? Filled::nothing_will_come : Filled::all;
+      if (!changes && has_room && !ready_.empty()) {
+        first = most_urgent_ready(lock);
+        if (first->overtaken < LinkQueue::most_urgent_in_a_row) {
+          block = board_.pop_before(first->block.job->request.priority, link_, lock);
+        }
+      } else if (!changes) {
+        if (!has_room && bytes > 0) {
+          return Filled::in_part;  // the drive hears of that first
+        }
+        block = has_room || ready_.size() < most_ready_ ? board_.pop(link_, lock) : std::nullopt;
+        if (!block) {
+          const bool ends = ready_.empty() && moving_.empty() && answered_.empty() && board_.stopping(lock);
+          return ends ? Filled::nothing_will_come : Filled::all;
+        }
+        const auto goes_first = [&](const Moving& each) {
+          return each.block.job->request.priority < block->job->request.priority;
+        };
+        overtaken = static_cast<std::size_t>(std::count_if(ready_.begin(), ready_.end(), goes_first));
       }
     }
-    if (next) {
-      bytes += start(std::move(*next));
-    } else {
+    if (changes) {
       open_queue_again();
+      continue;
+    }
+    if (block) {
+      bytes += link_ == Link::host_to_nvme ? block->bytes() : 0;
+      first = make_ready(std::move(*block), overtaken);
+    }
+    if (has_room && first != ready_.end()) {
+      submit(first);
     }
   }
   return Filled::in_part;
+}
+
+/// By now: what was raised since it is ready goes ahead of what was not. But nothing is overtaken for ever.
+NvmeWorker::AllMoving::iterator NvmeWorker::most_urgent_ready(const TransferBoard::Lock& /*lock*/) {
+  const auto turn = [](const Moving& each) {
+    const bool waits_no_more = each.overtaken >= LinkQueue::most_urgent_in_a_row;
+    return waits_no_more ? TransferPriority::demand : each.block.job->request.priority;
+  };
+  return std::min_element(ready_.begin(), ready_.end(),
+                          [&](const Moving& a, const Moving& b) { return turn(a) < turn(b); });
 }
 
 void NvmeWorker::open_queue_again() {
@@ -136,44 +173,60 @@ void NvmeWorker::open_queue_again() {
   board_.registered(link_, wanted.number);
 }
 
-/// Returns how many bytes are with the queue now.
-std::size_t NvmeWorker::start(TransferBlock block) {
-  const auto at = moving_.insert(moving_.end(), {.block = std::move(block), .since = ticks_});
-  const TransferBlock& started = at->block;
+/// Returns its end where the block is over already.
+NvmeWorker::AllMoving::iterator NvmeWorker::make_ready(TransferBlock block, std::size_t overtaken) {
+  const auto at = ready_.insert(ready_.end(), Moving{std::move(block), overtaken, {}, 0, nullptr});
+  const TransferBlock& its = at->block;
   try {
     if (dead_) {
       std::rethrow_exception(dead_);
     }
-    if (!board_.begin(started)) {
-      end(at, nullptr);
-      return 0;
+    if (!board_.begin(its)) {
+      end(ready_, at, nullptr);
+      return ready_.end();
     }
-    IoOperation operation = link_ == Link::nvme_to_host
-                                ? store_.begin_read(started.on_nvme(), started.on_host(), started.bytes())
-                                : store_.begin_write(started.on_nvme(), started.on_host(), started.bytes());
-    operation.owner = &*at;
-    io_->submit(operation);
-    return operation.bytes;
+    at->operation = link_ == Link::nvme_to_host ? store_.begin_read(its.on_nvme(), its.on_host(), its.bytes())
+                                                : store_.begin_write(its.on_nvme(), its.on_host(), its.bytes());
+    at->operation.owner = &*at;
+    return at;
   } catch (...) {
-    end(at, std::current_exception());
-    return 0;
+    end(ready_, at, std::current_exception());
+    return ready_.end();
   }
 }
 
-/// Hands the drive what `fill` has gathered, and takes what has ended; waits for that where nothing else is to be done.
-void NvmeWorker::receive(std::vector<IoCompletion>& done, Filled filled) {
-  if (broken_) {
-    TransferBoard::Lock lock = board_.lock();
-    if (filled == Filled::all && !board_.has_work(link_, lock) && !board_.stopping(lock)) {
-      work_.wait(lock);
+void NvmeWorker::submit(AllMoving::iterator at) {
+  std::for_each(ready_.begin(), at, [](Moving& each) { ++each.overtaken; });
+  try {
+    if (dead_) {
+      std::rethrow_exception(dead_);
     }
+    io_->submit(at->operation);
+  } catch (...) {
+    end(ready_, at, end_in_store(*at, std::current_exception()));
     return;
   }
+  at->since = ticks_;
+  moving_.splice(moving_.end(), ready_, at);
+}
+
+/// Hands the drive what `fill` has gathered, and takes what it has answered; waits for that where nothing else is to be
+/// done. Returns whether there was any.
+bool NvmeWorker::receive(Filled filled) {
+  const bool waits = filled == Filled::all && answered_.empty();
+  if (broken_) {
+    TransferBoard::Lock lock = board_.lock();
+    if (waits && !board_.has_work(link_, lock) && !board_.stopping(lock)) {
+      work_.wait(lock);
+    }
+    return false;
+  }
+  completions_.clear();
   try {
-    if (filled == Filled::all) {
-      io_->wait(done);
+    if (waits) {
+      io_->wait(completions_);
     } else {
-      io_->poll(done);
+      io_->poll(completions_);
     }
   } catch (...) {
     broken_ = true;
@@ -181,47 +234,60 @@ void NvmeWorker::receive(std::vector<IoCompletion>& done, Filled filled) {
     while (!moving_.empty()) {
       give_up_on(moving_.begin(), message_of(std::current_exception()));
     }
+    return false;
+  }
+  for (const IoCompletion& completion : completions_) {
+    const auto is_owner = [&](const Moving& moving) { return &moving == completion.owner; };
+    const auto at = std::find_if(moving_.begin(), moving_.end(), is_owner);
+    if (at != moving_.end()) {  // or the answer comes too late
+      at->error = completion.error;
+      answered_.splice(answered_.end(), moving_, at);
+    }
+  }
+  return !completions_.empty();
+}
+
+void NvmeWorker::settle_some() {
+  for (std::size_t bytes = 0; bytes < bytes_at_once && !answered_.empty();) {
+    bytes += answered_.front().operation.bytes;
+    settle(answered_.begin());
   }
 }
 
-void NvmeWorker::finish(const IoCompletion& completion) {
-  const auto is_owner = [&](const Moving& moving) { return &moving == completion.owner; };
-  const auto at = std::find_if(moving_.begin(), moving_.end(), is_owner);
-  if (at == moving_.end()) {
-    return;  // an answer that came too late
+void NvmeWorker::settle(AllMoving::iterator at) {
+  const TransferJob& job = *at->block.job;
+  const std::exception_ptr error = end_in_store(*at, at->error);
+  if (error && link_ == Link::host_to_nvme && job.request.write_failed) {
+    job.request.write_failed(at->block.on_nvme(), error);
   }
-  const TransferBlock& block = at->block;
-  const TransferJob& job = *block.job;
-  const ExtentId extent = block.on_nvme();
-  std::exception_ptr error = completion.error;
+  if (!error && link_ == Link::nvme_to_host && job.route.second) {
+    TransferBlock next = std::move(at->block);
+    answered_.erase(at);
+    board_.pass_on(std::move(next));
+    return;
+  }
+  end(answered_, at, error);
+}
+
+std::exception_ptr NvmeWorker::end_in_store(const Moving& moving, std::exception_ptr error) {
+  const ExtentId extent = moving.block.on_nvme();
   try {
     if (link_ == Link::nvme_to_host) {
-      store_.end_read(extent, block.on_host(), error);
+      store_.end_read(extent, moving.block.on_host(), error);
     } else {
       store_.end_write(extent, error == nullptr);
     }
   } catch (...) {
-    error = std::current_exception();
+    return std::current_exception();
   }
-  if (error && link_ == Link::host_to_nvme && job.request.write_failed) {
-    job.request.write_failed(extent, error);
-  }
-  if (!error && link_ == Link::nvme_to_host && job.route.second) {
-    TransferBlock next = std::move(at->block);
-    moving_.erase(at);
-    board_.pass_on(std::move(next));
-    return;
-  }
-  end(at, error);
+  return error;
 }
 
-/// But not on what has been answered, however long ago.
-void NvmeWorker::give_up_on_the_unanswered(const std::vector<IoCompletion>& answered) {
+void NvmeWorker::give_up_on_the_unanswered() {
   const std::uint64_t now = ticks_;
   for (auto at = moving_.begin(); at != moving_.end();) {
     const auto next = std::next(at);
-    if (now - at->since > most_ticks &&
-        std::none_of(answered.begin(), answered.end(), [&](const auto& each) { return each.owner == &*at; })) {
+    if (now - at->since > most_ticks) {
       give_up_on(at, "the drive does not answer");
     }
     at = next;
@@ -250,9 +316,9 @@ void NvmeWorker::die(const std::exception_ptr& error) {
   }
 }
 
-void NvmeWorker::end(AllMoving::iterator at, std::exception_ptr error) {
+void NvmeWorker::end(AllMoving& list, AllMoving::iterator at, std::exception_ptr error) {
   TransferBlock block = std::move(at->block);
-  moving_.erase(at);
+  list.erase(at);
   board_.end(std::move(block), std::move(error));
 }
 

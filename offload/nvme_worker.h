@@ -1,5 +1,8 @@
 /// The worker of a link between host and NVMe: keeps an I/O queue filled with the link's blocks and settles each by
-/// its completion. While it verifies what has come, the drive works on what comes next.
+/// its completion.
+///
+/// The drive is never to wait for checksums: what is free of the queue is filled before what has come is verified, and
+/// some of what is to be written has its checksum before there is room for it.
 ///
 /// A queue that throws, and one of whose operations is not answered in time, is of no use any
 /// more: what would follow fails with that error, and what is with it ends as Unanswered. Nobody knows whether the
@@ -46,10 +49,13 @@ class NvmeWorker final : public LinkWorker {
   void join() override { thread_.join(); }
 
  private:
-  /// A block that is with the drive. Its address is the operation's owner.
+  /// A block on its way. Its address is the operation's owner.
   struct Moving {
     TransferBlock block;
-    std::uint64_t since = 0;  ///< the tick at which it was submitted
+    std::size_t overtaken = 0;  ///< how many more urgent ones go first, by now
+    IoOperation operation;
+    std::uint64_t since = 0;   ///< the tick at which it was submitted
+    std::exception_ptr error;  ///< of the operation, once that has been answered
   };
   using AllMoving = std::list<Moving>;
   enum class Filled { all, in_part, nothing_will_come };
@@ -58,25 +64,34 @@ class NvmeWorker final : public LinkWorker {
   Filled fill();
   /// With nothing in flight: a queue anew, with what is to be registered now.
   void open_queue_again();
-  std::size_t start(TransferBlock block);
-  void receive(std::vector<IoCompletion>& done, Filled filled);
-  void finish(const IoCompletion& completion);
-  void give_up_on_the_unanswered(const std::vector<IoCompletion>& answered);
+  AllMoving::iterator most_urgent_ready(const TransferBoard::Lock& lock);
+  AllMoving::iterator make_ready(TransferBlock block, std::size_t overtaken);
+  void submit(AllMoving::iterator at);
+  bool receive(Filled filled);
+  void settle_some();
+  void settle(AllMoving::iterator at);
+  void give_up_on_the_unanswered();
   void give_up_on(AllMoving::iterator at, const std::string& why);
   void die(const std::exception_ptr& error);
-  void end(AllMoving::iterator at, std::exception_ptr error);
+  /// Tells the store that the operation is over; the error that it comes to, if any.
+  std::exception_ptr end_in_store(const Moving& moving, std::exception_ptr error);
+  void end(AllMoving& list, AllMoving::iterator at, std::exception_ptr error);
 
   TransferBoard& board_;
   NvmeStore& store_;
   const Link link_;
   IoEngine& engine_;
   const std::size_t depth_;
-  std::mutex io_mutex_;  ///< of replacing the queue, and of reaching it from other threads
+  const std::size_t most_ready_;  ///< beyond what there is room for
+  std::mutex io_mutex_;           ///< of replacing the queue, and of reaching it from other threads
   std::unique_ptr<IoQueue> io_;
   std::uint64_t registration_ = 0;  ///< that the queue has
   std::atomic<std::uint64_t> ticks_{0};
   std::condition_variable work_;  ///< in place of a queue that is broken
-  AllMoving moving_;
+  AllMoving ready_;               ///< for the queue
+  AllMoving moving_;              ///< with the queue
+  AllMoving answered_;            ///< by it, and not settled
+  std::vector<IoCompletion> completions_;
   AllMoving unanswered_;
   bool broken_ = false;      ///< the queue throws
   std::exception_ptr dead_;  ///< what everything fails with from now on

@@ -2,26 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <hwloc.h>
-#include <memory>
+
+#include "offload/hwloc_handle.h"
 
 namespace terrace {
 namespace {
-
-using Handle = std::unique_ptr<hwloc_topology, decltype(&hwloc_topology_destroy)>;
-using CpuSet = std::unique_ptr<hwloc_bitmap_s, decltype(&hwloc_bitmap_free)>;
-
-/// Null where the machine cannot be seen.
-Handle load() {
-  hwloc_topology_t topology = nullptr;
-  if (hwloc_topology_init(&topology) != 0) return {nullptr, &hwloc_topology_destroy};
-  Handle handle(topology, &hwloc_topology_destroy);
-  // Those that this process may not use too: they are counted apart.
-  hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
-  hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-  if (hwloc_topology_load(topology) != 0) handle.reset();
-  return handle;
-}
 
 std::size_t count_of(hwloc_topology_t topology, hwloc_obj_type_t type) {
   return static_cast<std::size_t>(std::max(hwloc_get_nbobjs_by_type(topology, type), 0));
@@ -33,8 +18,8 @@ std::size_t weight_of(hwloc_const_cpuset_t set) {
 
 /// What the process is allowed and has not given up (taskset).
 std::size_t usable_threads(hwloc_topology_t topology) {
-  const CpuSet usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)), &hwloc_bitmap_free);
-  const CpuSet bound(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
+  const HwlocBitmap usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)), &hwloc_bitmap_free);
+  const HwlocBitmap bound(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
   if (!usable || !bound) return 0;
   if (hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS) == 0) {
     hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
@@ -70,13 +55,6 @@ std::vector<Topology::Cache> caches(hwloc_topology_t topology) {
   return found;
 }
 
-/// The node around a device, where there is one around it and not several.
-std::optional<unsigned> numa_node_of(hwloc_topology_t topology, hwloc_obj_t device) {
-  const hwloc_obj_t around = hwloc_get_non_io_ancestor_obj(topology, device);
-  if (around == nullptr || around->nodeset == nullptr || hwloc_bitmap_weight(around->nodeset) != 1) return std::nullopt;
-  return static_cast<unsigned>(hwloc_bitmap_first(around->nodeset));
-}
-
 std::string info_of(hwloc_obj_t object, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (const char* value = hwloc_obj_get_info_by_name(object, name); value != nullptr) return value;
@@ -109,12 +87,13 @@ std::vector<Topology::Attached> attached(hwloc_topology_t topology) {
   std::vector<Topology::Attached> devices;
   for (hwloc_obj_t pci = nullptr; (pci = hwloc_get_next_pcidev(topology, pci)) != nullptr;) {
     if (!is_display(pci)) continue;
-    devices.push_back({Topology::Attached::Kind::gpu, pci_address(pci), model_of(pci), numa_node_of(topology, pci)});
+    devices.push_back(
+        {Topology::Attached::Kind::gpu, pci_address(pci), model_of(pci), numa_node_around(topology, pci)});
   }
   for (hwloc_obj_t device = nullptr; (device = hwloc_get_next_osdev(topology, device)) != nullptr;) {
     if (device->attr->osdev.type != HWLOC_OBJ_OSDEV_BLOCK || device->name == nullptr) continue;
     devices.push_back({Topology::Attached::Kind::drive, device->name, info_of(device, {"Model", "Vendor"}),
-                       numa_node_of(topology, device)});
+                       numa_node_around(topology, device)});
   }
   return devices;
 }
@@ -124,7 +103,7 @@ std::vector<Topology::Attached> attached(hwloc_topology_t topology) {
 Topology read_topology() {
   Topology result;
   result.library = "hwloc " HWLOC_VERSION;
-  const Handle handle = load();
+  const HwlocTopology handle = load_hwloc();
   if (!handle) return result;
   hwloc_topology_t topology = handle.get();
   result.packages = count_of(topology, HWLOC_OBJ_PACKAGE);

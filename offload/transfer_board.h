@@ -86,6 +86,10 @@ class TransferBoard {
   bool stopping(const Lock&) const noexcept { return stopping_; }
   /// The most urgent block that can start on the link.
   std::optional<TransferBlock> pop(Link link, const Lock&) { return queues_[index_of(link)].pop(staging_of(link)); }
+  /// The same, of what is more urgent than that.
+  std::optional<TransferBlock> pop_before(TransferPriority priority, Link link, const Lock&) {
+    return queues_[index_of(link)].pop_before(priority, staging_of(link));
+  }
   bool has_work(Link link, const Lock&) const noexcept { return !queues_[index_of(link)].empty(); }
   /// Readies the transfer on the first of its blocks; false where the block has nothing to do because its transfer has
   /// failed. Throws what `prepare` throws.

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "base/fallback.h"
 #include "integration/cuda_program.h"
 #include "integration/memory_plan.h"
+#include "integration/rates.h"
 #include "offload/choose_device.h"
 #include "offload/choose_engine.h"
 #include "offload/cuda_device.h"
@@ -19,7 +19,6 @@
 #include "tools/probe_drive.h"
 #include "tools/probe_link.h"
 #include "tools/probe_memory.h"
-#include "tools/rates.h"
 
 namespace terrace {
 namespace {
@@ -37,13 +36,11 @@ std::unique_ptr<Device> make_small_device(const Config::Device& config) {
 }
 
 /// Measures what the configuration uses; rates of other paths and links stay as they were.
-void probe(const Config& config, Inspection& found, const Interrupt& interrupt) {
-  Rates& rates = found.rates;
+void probe(const Config& config, const Inspection& found, const Interrupt& interrupt, Rates& rates) {
   const auto stop = [&] { return interrupt.requested(); };
-  const std::size_t block_bytes = found.plan.granule_bytes;
   tell("the link to the device");
   const std::unique_ptr<Device> device = make_small_device(config.device);
-  rates.links[found.device.rates_key] = probe_link(*device, block_bytes, stop);
+  rates.links[found.device.rates_key] = probe_link(*device, found.plan.granule_bytes, stop);
   tell("memory");
   rates.memory = probe_memory(found.topology, stop);
   if (!found.nvme) return;
@@ -52,7 +49,7 @@ void probe(const Config& config, Inspection& found, const Interrupt& interrupt) 
     if (stop()) return;
     tell(path.folder.string());
     rates.paths[path_key(path.folder)] =
-        probe_drive(path.folder, *engine, block_bytes, found.plan.nvme_capacity / found.nvme->paths.size(), stop);
+        probe_drive(path.folder, *engine, found.plan.nvme_capacity / found.nvme->paths.size(), stop);
   }
 }
 
@@ -61,18 +58,18 @@ void probe(const Config& config, Inspection& found, const Interrupt& interrupt) 
 bool inspect(const InspectOptions& options) {
   const Config& config = options.config;
   const MadeFolders made(config.nvme.paths);
-  Inspection found = make_inspection(config);
   const RatesFile file;
-  found.rates = file.load();
+  Rates rates = file.load();
+  Inspection found = make_inspection(config, rates);
   if (options.probe) {
     const Interrupt interrupt;
-    probe(config, found, interrupt);
+    probe(config, found, interrupt, rates);
     if (interrupt.requested()) {
       std::fputs("terrace: interrupted; nothing was kept of what was measured\n", stderr);
       return false;
     }
-    file.save(found.rates);
-    found.fallbacks = noted_fallbacks();
+    file.save(rates);
+    found = make_inspection(config, rates);  // a session will go by them
   }
   std::fputs((options.json ? to_json(found) + "\n" : to_text(found)).c_str(), stdout);
   std::fflush(stdout);

@@ -85,7 +85,7 @@ Json device_json(const Inspection& found) {
             {"slot_granule_bytes", found.device.slot_granule_bytes},
             {"cuda", found.device.cuda ? cuda_json(*found.device.cuda) : Json()},
             {"rates", nullptr}};
-  const Json rates = rates_json(found.rates)["links"];
+  const Json rates = Json::parse(to_json(found.rates))["links"];
   if (rates.contains(found.device.rates_key)) json["rates"] = rates[found.device.rates_key];
   return json;
 }
@@ -110,7 +110,7 @@ Json nvme_json(const Inspection& found) {
             {"block_bytes", found.plan.granule_bytes},
             {"depth", found.nvme->depth},
             {"paths", Json::array()}};
-  const Json rates = rates_json(found.rates)["paths"];
+  const Json rates = Json::parse(to_json(found.rates))["paths"];
   for (const auto& path : found.nvme->paths) json["paths"].push_back(path_json(path, rates));
   return json;
 }
@@ -122,7 +122,7 @@ std::string to_json(const Inspection& found) {
   machine["available_bytes"] = found.memory.available_bytes;
   machine["limit_bytes"] = or_null(found.memory.limit_bytes);
   machine["topology"] = topology_json(found.topology);
-  const Json rates = rates_json(found.rates);
+  const Json rates = Json::parse(to_json(found.rates));
   machine["rates"] = rates.contains("memory") ? rates["memory"] : Json();
 
   Json run;

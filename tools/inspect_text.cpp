@@ -2,10 +2,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/machine.h"
 #include "base/units.h"
 #include "offload/transfer_service.h"
 #include "tools/inspect_report.h"
-#include "tools/machine.h"
 #include "tools/text_table.h"
 
 namespace terrace {

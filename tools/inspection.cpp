@@ -18,7 +18,6 @@
 #include "offload/extent_file.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_paths.h"
-#include "offload/nvme_worker.h"
 #include "offload/transfer_service.h"
 #include "optimizer/adamw.h"
 #include "optimizer/instruction_set.h"
@@ -89,8 +88,7 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
   require_nvme_room(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes, Leftovers::still_there);
   Inspection::Nvme found;
   found.engine = engine->name();
-  found.depth =
-      config.io.depth > 0 ? static_cast<std::size_t>(config.io.depth) : NvmeWorker::default_depth(plan.granule_bytes);
+  found.depth = plan.nvme_depth;
   try_queues(*engine, plan.granule_bytes, found.depth);
   for (ExtentFile& file : files) {
     file.reserve_space(0, 1);  // only then does a file system tell whether it sets space aside
@@ -107,19 +105,20 @@ Inspection::Update update() {
 
 }  // namespace
 
-Inspection make_inspection(const Config& config) {
+Inspection make_inspection(const Config& config, const Rates& rates) {
   Inspection found;
   found.build = build_info();
   found.topology = read_topology();
   found.memory = {available_memory_bytes(), memory_limit_bytes()};
   found.device = device_info(config.device, found.memory.available_bytes);
-  found.plan =
-      plan_memory(config, found.device.budget_bytes, found.device.slot_granule_bytes, found.memory.available_bytes);
+  found.plan = plan_memory(config, found.device.budget_bytes, found.device.slot_granule_bytes,
+                           found.memory.available_bytes, rates);
   found.tiers = tiers(config, found.device, found.plan);
   if (!config.nvme.paths.empty()) found.nvme = nvme(config, found.plan);
   found.threads = at::get_num_threads();
   found.update = update();
   found.fallbacks = noted_fallbacks();
+  found.rates = rates;
   return found;
 }
 

@@ -12,13 +12,13 @@
 #include "base/config.h"
 #include "base/fallback.h"
 #include "integration/memory_plan.h"
+#include "integration/rates.h"
 #include "offload/cuda_driver.h"
 #include "offload/nvml.h"
 #include "offload/tier.h"
 #include "offload/topology.h"
 #include "offload/volume.h"
 #include "tools/build_info.h"
-#include "tools/rates.h"
 
 namespace terrace {
 
@@ -84,8 +84,9 @@ struct Inspection {
   Rates rates;
 };
 
-/// All but the rates. A GPU is asked for its state, for which CUDA makes its context. A file of one extent is made in
-/// each path and removed again, and folders that are not there are made. Throws what a session throws when it begins.
-Inspection make_inspection(const Config& config);
+/// A session goes by these rates. A GPU is asked for its state, for which CUDA makes its context. A file of one extent
+/// is made in each path and removed again, and folders that are not there are made. Throws what a session throws when
+/// it begins.
+Inspection make_inspection(const Config& config, const Rates& rates);
 
 }  // namespace terrace

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "integration/rates.h"
 #include "offload/device.h"
-#include "tools/rates.h"
 
 namespace terrace {
 

@@ -3,8 +3,8 @@
 
 #include <functional>
 
+#include "integration/rates.h"
 #include "offload/topology.h"
-#include "tools/rates.h"
 
 namespace terrace {
 

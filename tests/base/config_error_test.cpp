@@ -86,6 +86,16 @@ TEST(Config, a_path_that_is_none_names_its_own_line) {
   EXPECT_EQ(parse_error("data.paths = [\"\"]").find("t.toml:1: data.paths: found \"\"; accepted: "), 0U);
 }
 
+TEST(Config, a_block_is_whole_units) {
+  EXPECT_EQ(Config::parse("io.block = '12KiB'").io.block, 12U << 10);
+  EXPECT_EQ(parse_error("io.block = '6000B'"),
+            "t.toml:1: io.block: found \"6000B\"; accepted: a multiple of \"4KiB\" up to \"256MiB\", or \"auto\"");
+  for (const char* const block : {"'0B'", "'512MiB'"}) {
+    EXPECT_NE(parse_error("io.block = " + std::string(block)).find("accepted: a multiple of"), std::string::npos)
+        << block;
+  }
+}
+
 TEST(Config, a_timeline_holds_something_or_nothing) {
   EXPECT_EQ(Config::parse("timeline.memory = '0B'").timeline.memory, 0U);
   EXPECT_EQ(Config::parse("timeline.memory = '16KiB'").timeline.memory, 16U << 10);

@@ -38,6 +38,7 @@ chunk = "2MiB"
 update = "immediate"
 [io]
 engine = "threads"
+block = "512KiB"
 depth = 16
 prefetch = 3
 [timeline]
@@ -73,7 +74,7 @@ Config every_key() {
   config.placement = {Config::Shares{0.25, 0.75, 0}, Config::Shares{0, 1, 0}, Config::Shares{0, 0.5, 0.5}, "recompute",
                       2ULL << 20};
   config.optimizer = {"immediate"};
-  config.io = {"threads", 16, 3};
+  config.io = {"threads", 512 << 10, 16, 3};
   config.timeline = {64 << 10};
   config.log = {LogLevel::debug};
   config.model = {"gpt", 12, 6, 384, 128, "bfloat16"};
@@ -90,7 +91,7 @@ TEST(Config, has_a_default_for_every_key) {
   EXPECT_EQ(config.placement.parameters, std::nullopt);
   EXPECT_EQ(config.device.link, std::nullopt);
   EXPECT_EQ(config.optimizer.update, "deferred");
-  EXPECT_EQ(config.io, (Config::Io{"auto", 0, 8}));
+  EXPECT_EQ(config.io, (Config::Io{"auto", std::nullopt, 0, 8}));
   EXPECT_EQ(config.timeline.memory, std::nullopt);
   EXPECT_EQ(config.log.level, LogLevel::info);
   EXPECT_EQ(config.model, (Config::Model{"gpt", 4, 4, 256, 256, "float32"}));
@@ -110,6 +111,7 @@ TEST(Config, takes_auto_or_unlimited_for_every_optional_value) {
     device = { kind = "auto", memory = "auto", chunks = "auto", link = "unlimited" }
     host.memory = "auto"
     nvme.memory = "auto"
+    io.block = "auto"
     [placement]
     parameters = "auto"
     gradients = "auto"

@@ -50,6 +50,28 @@ class LinkQueueTest : public testing::Test {
   std::uint64_t next_id_ = 1;
 };
 
+TEST_F(LinkQueueTest, gives_what_is_more_urgent_than_something_else_and_nothing_that_is_not) {
+  queue('a', write_back);
+  queue('b', prefetch);
+  EXPECT_FALSE(queue_.pop_before(demand, staging_));
+  EXPECT_FALSE(queue_.pop_before(prefetch, staging_));
+  EXPECT_EQ(queue_.pop_before(write_back, staging_)->job->request.bytes, 'b');
+  EXPECT_EQ(queue_.pop_before(early, staging_)->job->request.bytes, 'b');
+  EXPECT_EQ(queue_.pop_before(early, staging_)->job->request.bytes, 'a');
+  EXPECT_EQ(pop_all(), "a1");
+}
+
+TEST_F(LinkQueueTest, gives_nothing_more_urgent_either_when_it_is_a_write_back_s_turn) {
+  queue('a', write_back);
+  queue('b', demand, Tier::host, 2 * LinkQueue::most_urgent_in_a_row);
+  for (std::size_t i = 0; i < LinkQueue::most_urgent_in_a_row; ++i) {
+    ASSERT_TRUE(queue_.pop_before(prefetch, staging_)) << i;
+  }
+  EXPECT_FALSE(queue_.pop_before(prefetch, staging_));
+  EXPECT_EQ(queue_.pop(staging_)->job->request.bytes, 'a');
+  EXPECT_EQ(queue_.pop_before(prefetch, staging_)->job->request.bytes, 'b');
+}
+
 TEST_F(LinkQueueTest, gives_the_most_urgent_first_and_then_who_came_first) {
   queue('a', write_back);
   queue('b', early);

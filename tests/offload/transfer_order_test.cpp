@@ -66,6 +66,16 @@ TEST_P(TransferOrderTest, on_the_drive_the_most_urgent_goes_first_whenever_it_ca
   EXPECT_EQ(owner_of_writes({{'a', &a}, {'b', &b}, {'c', &c}, {'d', &d}}), "dddbbbaaaccc");
 }
 
+TEST_P(TransferOrderTest, a_write_that_is_ready_for_the_drive_is_not_overtaken_for_ever) {
+  fill_drive();
+  Object &a = object(granule), &b = object(40 * granule);
+  std::vector<Outcome*> outcomes{&start(a, host, nvme, write_back), &start(b, host, nvme, demand)};
+  release_drive();
+  for (Outcome* outcome : outcomes) outcome->wait();
+  const std::string order = owner_of_writes({{'a', &a}, {'b', &b}});
+  EXPECT_LE(order.find('a'), LinkQueue::most_urgent_in_a_row) << order;
+}
+
 TEST_P(TransferOrderTest, a_raised_transfer_overtakes) {
   Outcome& filling = fill_drive();
   Object &a = object(3 * granule), &b = object(3 * granule), &c = object(3 * granule);

@@ -231,6 +231,10 @@ class Rates(InspectTest):
         self.assertEqual([case["device"]["rates"]], list(kept["links"].values()))
         text = self.succeeds(*self.three_tiers).stdout
         self.assertEqual(text.count(kept["memory"]["measured_at"][:10]), 3, text)
+        # What it did best with is what a run uses now.
+        best = kept["paths"][str(self.nvme.resolve())]
+        self.assertEqual(case["nvme"]["depth"],
+                         max(2, min(256, best["depth"] * best["block_bytes"] // case["nvme"]["block_bytes"])))
         # Of another path and of another link nothing is known.
         other = self.succeeds(*self.small, "--set", "device.link=100MB/s", "--set", f"nvme.paths={self.folder}/other",
                               "--set", "nvme.memory=64MiB").stdout

@@ -1,4 +1,4 @@
-#include "tools/rates.h"
+#include "integration/rates.h"
 
 #include <cerrno>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
-#include "tools/machine.h"
+#include "base/machine.h"
 
 namespace terrace {
 namespace {
@@ -21,13 +21,11 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 /// The format; it goes up when a field changes its meaning.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 /// What rates are true of.
 Json this_machine() {
-  Json machine = machine_json(0);
-  machine.erase("threads");
-  return machine;
+  return {{"cpu", cpu_model()}, {"cores", machine_threads()}, {"memory_bytes", machine_memory_bytes()}};
 }
 
 /// As the file and the report of the command name it.
@@ -39,6 +37,12 @@ double rate_in(const Json& json, const char* name) {
   return rate;
 }
 
+std::size_t positive_in(const Json& json, const char* name) {
+  const auto number = json.at(name).get<std::size_t>();
+  if (number == 0) throw std::runtime_error(std::string(name) + " is 0");
+  return number;
+}
+
 MemoryRates memory_from(const Json& json) {
   return {rate_in(json, "copy_one_core"), rate_in(json, "copy"), rate_in(json, "read"), rate_in(json, "write"),
           json.at("measured_at").get<std::string>()};
@@ -48,8 +52,8 @@ DriveRates drive_from(const Json& json) {
   return {rate_in(json, "read"),
           rate_in(json, "write"),
           json.at("engine").get<std::string>(),
-          json.at("block_bytes").get<std::size_t>(),
-          json.at("depth").get<std::size_t>(),
+          positive_in(json, "block_bytes"),
+          positive_in(json, "depth"),
           json.at("direct").get<bool>(),
           json.at("measured_at").get<std::string>()};
 }
@@ -65,6 +69,30 @@ Rates rates_from(const Json& json) {
   for (const auto& [name, each] : json.at("links").items()) rates.links[name] = link_from(each);
   return rates;
 }
+
+Json json_of(const Rates& rates) {
+  Json json;
+  if (const auto& memory = rates.memory) {
+    json["memory"] = {{key_of("copy_one_core"), memory->copy_one_core},
+                      {key_of("copy"), memory->copy},
+                      {key_of("read"), memory->read},
+                      {key_of("write"), memory->write},
+                      {"measured_at", memory->measured_at}};
+  }
+  json["paths"] = Json::object();
+  for (const auto& [path, each] : rates.paths) {
+    json["paths"][path] = {{key_of("read"), each.read},       {key_of("write"), each.write}, {"engine", each.engine},
+                           {"block_bytes", each.block_bytes}, {"depth", each.depth},         {"direct", each.direct},
+                           {"measured_at", each.measured_at}};
+  }
+  json["links"] = Json::object();
+  for (const auto& [name, each] : rates.links) {
+    json["links"][name] = {{key_of("in"), each.in}, {key_of("out"), each.out}, {"measured_at", each.measured_at}};
+  }
+  return json;
+}
+
+std::string text_of(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
 /// Why what was read is of no use here; empty where it is.
 std::string why_foreign(const Json& json) {
@@ -149,34 +177,13 @@ void RatesFile::save(const Rates& rates) const {
   Json json;
   json["version"] = kVersion;
   json["machine"] = this_machine();
-  json.update(rates_json(rates));
-  if (const int error_number = replace_file(path_, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-      error_number != 0) {
+  json.update(json_of(rates));
+  if (const int error_number = replace_file(path_, text_of(json) + "\n"); error_number != 0) {
     log(LogLevel::warning, "the rates are not kept: writing " + path_.string() +
                                " failed: " + std::generic_category().message(error_number));
   }
 }
 
-Json rates_json(const Rates& rates) {
-  Json json;
-  if (const auto& memory = rates.memory) {
-    json["memory"] = {{key_of("copy_one_core"), memory->copy_one_core},
-                      {key_of("copy"), memory->copy},
-                      {key_of("read"), memory->read},
-                      {key_of("write"), memory->write},
-                      {"measured_at", memory->measured_at}};
-  }
-  json["paths"] = Json::object();
-  for (const auto& [path, each] : rates.paths) {
-    json["paths"][path] = {{key_of("read"), each.read},       {key_of("write"), each.write}, {"engine", each.engine},
-                           {"block_bytes", each.block_bytes}, {"depth", each.depth},         {"direct", each.direct},
-                           {"measured_at", each.measured_at}};
-  }
-  json["links"] = Json::object();
-  for (const auto& [name, each] : rates.links) {
-    json["links"][name] = {{key_of("in"), each.in}, {key_of("out"), each.out}, {"measured_at", each.measured_at}};
-  }
-  return json;
-}
+std::string to_json(const Rates& rates) { return text_of(json_of(rates)); }
 
 }  // namespace terrace

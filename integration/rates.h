@@ -1,5 +1,5 @@
 /// How fast this machine moves bytes, as `terrace inspect --probe` measured it, and the file that keeps it from run to
-/// run.
+/// run. Sessions move blocks to and from NVMe as it went best there.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-
-#include <nlohmann/json_fwd.hpp>
 
 namespace terrace {
 
@@ -23,12 +21,13 @@ struct MemoryRates {
   std::string measured_at;
 };
 
+/// With the smallest blocks, and the fewest of them in flight, that are hardly slower than any.
 struct DriveRates {
   double read = 0;
   double write = 0;
   std::string engine;
   std::size_t block_bytes = 0;
-  std::size_t depth = 0;  ///< blocks in flight
+  std::size_t depth = 0;  ///< blocks in flight, each way
   bool direct = false;    ///< past the page cache
   std::string measured_at;
 };
@@ -51,8 +50,8 @@ std::string time_now();
 /// One folder by one name, however it was written.
 std::string path_key(const std::filesystem::path& folder);
 
-/// Rates in bytes per second: `memory` where it was measured, `paths` and `links`.
-nlohmann::ordered_json rates_json(const Rates& rates);
+/// JSON, of rates in bytes per second: `memory` where it was measured, `paths` and `links`.
+std::string to_json(const Rates& rates);
 
 /// The rates of one machine in one file.
 class RatesFile {

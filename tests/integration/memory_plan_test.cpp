@@ -1,0 +1,89 @@
+// How a session's tiers are divided: what moves at a time, and how much of it, by setting, by measurement, or by
+// default.
+
+#include "integration/memory_plan.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "offload/nvme_worker.h"
+#include "tests/base/temporary_folder.h"
+
+namespace terrace {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::uint64_t kMiB = 1 << 20;
+
+class MemoryPlanTest : public testing::Test {
+ protected:
+  MemoryPlanTest() {
+    config_.host.memory = 256 * kMiB;
+    config_.nvme.memory = 64 * kMiB;
+    config_.nvme.paths = {folder_.path()};
+    config_.placement.chunk = 32 * kMiB;
+  }
+
+  MemoryPlan plan() const { return plan_memory(config_, 256 * kMiB, 4096, 1024 * kMiB, rates_); }
+
+  void measured(const std::filesystem::path& folder, std::size_t block_bytes, std::size_t depth) {
+    rates_.paths[path_key(folder)] = {1e9, 1e9, "io_uring", block_bytes, depth, true, ""};
+  }
+
+  const TemporaryFolder folder_;
+  const TemporaryFolder other_;
+  Config config_;
+  Rates rates_;
+};
+
+TEST_F(MemoryPlanTest, moves_blocks_by_the_size_of_a_chunk_where_nothing_was_measured) {
+  EXPECT_EQ(plan().granule_bytes, kMiB);
+  EXPECT_EQ(plan().nvme_depth, NvmeWorker::default_depth(kMiB));
+  config_.placement.chunk = 4 * kMiB;
+  EXPECT_EQ(plan().granule_bytes, kMiB / 8);
+  EXPECT_EQ(plan().nvme_depth, NvmeWorker::default_depth(kMiB / 8));
+}
+
+TEST_F(MemoryPlanTest, moves_what_was_measured_to_be_best_for_its_drives) {
+  measured(folder_.path(), kMiB / 4, 16);
+  EXPECT_EQ(plan().granule_bytes, kMiB / 4);
+  EXPECT_EQ(plan().nvme_depth, 16U);
+  config_.placement.chunk = 4 * kMiB;  // whose blocks are smaller, and as many bytes go at a time
+  EXPECT_EQ(plan().granule_bytes, kMiB / 8);
+  EXPECT_EQ(plan().nvme_depth, 32U);
+}
+
+TEST_F(MemoryPlanTest, gives_each_of_several_drives_what_it_needs) {
+  config_.nvme.paths.push_back(other_.path());
+  measured(folder_.path(), kMiB / 4, 16);
+  EXPECT_EQ(plan().nvme_depth, NvmeWorker::default_depth(kMiB / 4)) << "of the other nothing is known";
+  measured(other_.path(), kMiB, 8);
+  EXPECT_EQ(plan().granule_bytes, kMiB);
+  EXPECT_EQ(plan().nvme_depth, 12U);
+}
+
+TEST_F(MemoryPlanTest, does_as_it_is_told_whatever_was_measured) {
+  measured(folder_.path(), kMiB / 4, 16);
+  config_.io.block = 12 * 4096;
+  config_.io.depth = 3;
+  EXPECT_EQ(plan().granule_bytes, 12U * 4096);
+  EXPECT_EQ(plan().nvme_depth, 3U);
+}
+
+TEST_F(MemoryPlanTest, refuses_blocks_larger_than_a_chunk) {
+  config_.io.block = 64 * kMiB;
+  try {
+    plan();
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("io.block (64MiB) is more than a chunk (32MiB)"));
+    EXPECT_THAT(error.hint(), HasSubstr("placement.chunk"));
+  }
+}
+
+}  // namespace
+}  // namespace terrace
