@@ -64,6 +64,7 @@ struct Config {
   struct Io {
     static constexpr std::uint64_t block_unit = 4096;  ///< bytes; a block is a multiple of it
     static constexpr std::uint64_t most_block = std::uint64_t{256} << 20U;
+    static constexpr std::int64_t most_depth = 4096;
 
     std::string engine = "auto";         ///< "auto", "io_uring" or "threads"
     std::optional<std::uint64_t> block;  ///< bytes that move at once; absent: as measured, or by a chunk's size

@@ -157,7 +157,7 @@ std::vector<Key> make_keys() {
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),
       size_in_units("io.block", Config::Io::block_unit, Config::Io::most_block, field(&Config::io, &Config::Io::block)),
-      whole("io.depth", 0, 4096, field(&Config::io, &Config::Io::depth)),
+      whole("io.depth", 0, Config::Io::most_depth, field(&Config::io, &Config::Io::depth)),
       whole("io.prefetch", 0, 1024, field(&Config::io, &Config::Io::prefetch)),
       size_or_none("timeline.memory", Config::Timeline::least_memory,
                    field(&Config::timeline, &Config::Timeline::memory)),

@@ -45,8 +45,12 @@ std::uint64_t checked_link(const std::optional<std::uint64_t>& rate) {
   return *rate;
 }
 
-/// Extents are kept track of in memory; where the store's size is not given it stays below this many.
-constexpr std::uint64_t most_default_extents = 256 * 1024;
+/// Extents are kept track of in memory, so that the store has no more of them than this where its size is not given; or
+/// of those of the usual size, as how a drive is best used is not to change how much fits.
+std::uint64_t most_default_bytes(std::uint64_t chunk_bytes) {
+  constexpr std::uint64_t most_extents = 256 * 1024;
+  return most_extents * HostArena::choose_granule(chunk_bytes);
+}
 
 static_assert(Config::Timeline::least_memory >= Timeline::least_bytes);
 
@@ -65,14 +69,21 @@ void require_staging(const MemoryPlan& plan) {
                         " or lower placement.chunk or timeline.memory");
 }
 
+/// Null where nothing is known of how that drive is best used.
+const DriveRates* measured(const std::filesystem::path& folder, const Rates& rates) {
+  const auto found = rates.paths.find(path_key(folder));
+  // Those of the page cache say nothing of the drive.
+  return found != rates.paths.end() && found->second.direct ? &found->second : nullptr;
+}
+
 std::size_t granule(const Config& config, std::uint64_t chunk_bytes, const Rates& rates) {
   if (!config.io.block) {
     std::size_t best = 0;
     for (const auto& folder : config.nvme.paths) {
-      const auto measured = rates.paths.find(path_key(folder));
-      if (measured != rates.paths.end()) best = std::max(best, measured->second.block_bytes);
+      if (const DriveRates* drive = measured(folder, rates)) best = std::max(best, drive->block_bytes);
     }
-    return HostArena::choose_granule(chunk_bytes, best > 0 ? best : HostArena::most_granule_bytes);
+    const std::size_t most = best > 0 ? std::min(best, HostArena::most_granule_bytes) : HostArena::most_granule_bytes;
+    return HostArena::choose_granule(chunk_bytes, most);
   }
   if (*config.io.block <= chunk_bytes) return static_cast<std::size_t>(*config.io.block);
   throw ConfigError("io.block (" + format_bytes_exactly(*config.io.block) + ") is more than a chunk (" +
@@ -85,13 +96,12 @@ std::size_t nvme_depth(const Config& config, std::size_t block_bytes, const Rate
   if (config.io.depth > 0) return static_cast<std::size_t>(config.io.depth);
   std::size_t bytes = 0;
   for (const auto& folder : config.nvme.paths) {
-    const auto measured = rates.paths.find(path_key(folder));
-    if (measured == rates.paths.end()) return NvmeWorker::default_depth(block_bytes);
-    bytes += measured->second.block_bytes * measured->second.depth;
+    const DriveRates* drive = measured(folder, rates);
+    if (drive == nullptr) return NvmeWorker::default_depth(block_bytes);
+    bytes += drive->block_bytes * drive->depth;
   }
-  constexpr std::size_t fewest = 2;
   constexpr std::size_t most = 256;
-  return std::clamp(bytes / block_bytes, fewest, most);
+  return std::clamp(bytes / block_bytes, NvmeWorker::fewest_operations, most);
 }
 
 }  // namespace
@@ -111,7 +121,7 @@ MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::ui
   if (const auto& paths = config.nvme.paths; !paths.empty()) {
     plan.nvme_depth = nvme_depth(config, plan.granule_bytes, rates);
     plan.nvme_capacity =
-        config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_extents * plan.granule_bytes));
+        config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_bytes(plan.chunk_bytes)));
     plan.nvme_bytes =
         extents_a_path(paths.size(), plan.nvme_capacity, plan.granule_bytes) * paths.size() * plan.granule_bytes;
   }

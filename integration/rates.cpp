@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/config.h"
 #include "base/log.h"
 #include "base/machine.h"
 
@@ -37,10 +38,13 @@ double rate_in(const Json& json, const char* name) {
   return rate;
 }
 
-std::size_t positive_in(const Json& json, const char* name) {
-  const auto number = json.at(name).get<std::size_t>();
-  if (number == 0) throw std::runtime_error(std::string(name) + " is 0");
-  return number;
+std::size_t count_in(const Json& json, const char* name, std::size_t unit, std::size_t most) {
+  const Json& number = json.at(name);
+  if (!number.is_number_unsigned() || number.get<std::size_t>() == 0 || number.get<std::size_t>() % unit != 0 ||
+      number.get<std::size_t>() > most) {
+    throw std::runtime_error(std::string(name) + " is " + number.dump());
+  }
+  return number.get<std::size_t>();
 }
 
 MemoryRates memory_from(const Json& json) {
@@ -52,8 +56,8 @@ DriveRates drive_from(const Json& json) {
   return {rate_in(json, "read"),
           rate_in(json, "write"),
           json.at("engine").get<std::string>(),
-          positive_in(json, "block_bytes"),
-          positive_in(json, "depth"),
+          count_in(json, "block_bytes", Config::Io::block_unit, Config::Io::most_block),
+          count_in(json, "depth", 1, Config::Io::most_depth),
           json.at("direct").get<bool>(),
           json.at("measured_at").get<std::string>()};
 }
@@ -164,8 +168,8 @@ Rates RatesFile::load() const {
   } catch (const std::exception& error) {
     why = "it is broken: " + std::string(error.what());
   }
-  log(LogLevel::warning,
-      "rates in " + path_.string() + " are ignored: " + why + " (terrace inspect --probe replaces it)");
+  log_once("rates " + path_.string() + why, LogLevel::warning,
+           "rates in " + path_.string() + " are ignored: " + why + " (terrace inspect --probe replaces it)");
   return {};
 }
 

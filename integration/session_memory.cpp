@@ -113,11 +113,19 @@ class SessionMemory::HostBlocks final : public BlockSource {
   std::atomic<std::uint64_t> bytes_{0};  // that are in use
 };
 
+namespace {
+
+bool uses_rates(const Config& config) {
+  return !config.nvme.paths.empty() && (!config.io.block || config.io.depth == 0);
+}
+
+}  // namespace
+
 SessionMemory::SessionMemory(const Config& config) {
   const std::uint64_t available = available_memory_bytes();
   make_device(config.device, available);
   const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
-                                      config.nvme.paths.empty() ? Rates{} : RatesFile().load());
+                                      uses_rates(config) ? RatesFile().load() : Rates{});
   chunk_bytes_ = plan.chunk_bytes;
   device_chunk_limit_ = plan.device_chunk_limit;
   host_budget_ = std::make_shared<Budget>(Tier::host, plan.host_bytes);

@@ -4,6 +4,7 @@
 /// is passed by those that need none.
 ///
 /// Write-backs are not starved: after `most_urgent_in_a_row` blocks of what is more urgent, one of theirs is next.
+/// (The worker of a drive may let as many pass once more, those that are ready for the drive.)
 /// Those who want bytes now may wait for the room that a write-back makes.
 ///
 /// Not thread-safe: guarded by the board's mutex.

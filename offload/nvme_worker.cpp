@@ -11,16 +11,15 @@
 namespace terrace {
 namespace {
 
-/// Bytes that may be with a drive at once, each way, and operations.
+/// Bytes that may be with a drive at once, each way, and most operations.
 constexpr std::size_t bytes_in_flight = std::size_t{8} << 20U;
-constexpr std::size_t fewest_operations = 8;
 constexpr std::size_t most_operations = 64;
 
 /// What is gathered before the drive hears of it, and what is settled before it is looked after again: enough that
 /// small blocks go to it together, little enough that it never waits for long while checksums are taken.
 constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
 
-/// As many as a drive may answer at a time.
+/// How many blocks may have their checksum before there is room for them: as many as a drive may answer at a time.
 std::size_t most_ready(Link link, std::size_t depth) {
   return link == Link::host_to_nvme ? depth : 0;  // a read takes no work before it starts
 }
@@ -85,10 +84,10 @@ void NvmeWorker::work() {
     if (filled == Filled::nothing_will_come) {
       return;
     }
-    const bool has_room = receive(filled);
+    const bool came = receive(filled);
     give_up_on_the_unanswered();
     // Where the drive answers faster than checksums are taken, both take turns.
-    if (!has_room || answered_.size() > depth_) {
+    if (!came || answered_.size() > depth_) {
       settle_some();
     }
   }
@@ -97,13 +96,13 @@ void NvmeWorker::work() {
 /// Gives the queue what it has room for, or as much of it as goes to the drive at once; where there is room for none,
 /// readies one more.
 NvmeWorker::Filled NvmeWorker::fill() {
-  std::size_t bytes = 0;
-  while (bytes < bytes_at_once) {
+  bool submitted = false;
+  for (std::size_t bytes = 0; bytes < bytes_at_once;) {
     const bool has_room = dead_ || io_->in_flight() < io_->depth();
     bool changes = false;
+    bool failed = false;
     auto first = ready_.end();
     std::optional<TransferBlock> block;
-    std::size_t overtaken = 0;
     {
       const TransferBoard::Lock lock = board_.lock();
       changes = !dead_ && board_.registration_number(lock) != registration_;
@@ -111,12 +110,13 @@ NvmeWorker::Filled NvmeWorker::fill() {
         return Filled::all;  // and nothing more before it has come to rest
       }
       if (!changes && has_room && !ready_.empty()) {
-        first = most_urgent_ready(lock);
-        if (first->overtaken < LinkQueue::most_urgent_in_a_row) {
+        first = next_ready(lock);
+        failed = first->block.job->error != nullptr;
+        if (passed_in_a_row_ < LinkQueue::most_urgent_in_a_row) {
           block = board_.pop_before(first->block.job->request.priority, link_, lock);
         }
       } else if (!changes) {
-        if (!has_room && bytes > 0) {
+        if (!has_room && submitted) {
           return Filled::in_part;  // the drive hears of that first
         }
         block = has_room || ready_.size() < most_ready_ ? board_.pop(link_, lock) : std::nullopt;
@@ -124,10 +124,6 @@ NvmeWorker::Filled NvmeWorker::fill() {
           const bool ends = ready_.empty() && moving_.empty() && answered_.empty() && board_.stopping(lock);
           return ends ? Filled::nothing_will_come : Filled::all;
         }
-        const auto goes_first = [&](const Moving& each) {
-          return each.block.job->request.priority < block->job->request.priority;
-        };
-        overtaken = static_cast<std::size_t>(std::count_if(ready_.begin(), ready_.end(), goes_first));
       }
     }
     if (changes) {
@@ -136,23 +132,27 @@ NvmeWorker::Filled NvmeWorker::fill() {
     }
     if (block) {
       bytes += link_ == Link::host_to_nvme ? block->bytes() : 0;
-      first = make_ready(std::move(*block), overtaken);
+      first = make_ready(std::move(*block));
+    } else if (failed) {
+      end(ready_, first, end_in_store(*first, first->block.job->error));
+      continue;
     }
     if (has_room && first != ready_.end()) {
       submit(first);
+      submitted = true;
     }
   }
   return Filled::in_part;
 }
 
-/// By now: what was raised since it is ready goes ahead of what was not. But nothing is overtaken for ever.
-NvmeWorker::AllMoving::iterator NvmeWorker::most_urgent_ready(const TransferBoard::Lock& /*lock*/) {
-  const auto turn = [](const Moving& each) {
-    const bool waits_no_more = each.overtaken >= LinkQueue::most_urgent_in_a_row;
-    return waits_no_more ? TransferPriority::demand : each.block.job->request.priority;
-  };
-  return std::min_element(ready_.begin(), ready_.end(),
-                          [&](const Moving& a, const Moving& b) { return turn(a) < turn(b); });
+/// The most urgent by now: what was raised since it is ready goes ahead of what was not. But none is passed for ever.
+NvmeWorker::AllMoving::iterator NvmeWorker::next_ready(const TransferBoard::Lock& /*lock*/) {
+  if (passed_in_a_row_ >= LinkQueue::most_urgent_in_a_row) {
+    return ready_.begin();
+  }
+  return std::min_element(ready_.begin(), ready_.end(), [](const Moving& a, const Moving& b) {
+    return a.block.job->request.priority < b.block.job->request.priority;
+  });
 }
 
 void NvmeWorker::open_queue_again() {
@@ -174,8 +174,8 @@ void NvmeWorker::open_queue_again() {
 }
 
 /// Returns its end where the block is over already.
-NvmeWorker::AllMoving::iterator NvmeWorker::make_ready(TransferBlock block, std::size_t overtaken) {
-  const auto at = ready_.insert(ready_.end(), Moving{std::move(block), overtaken, {}, 0, nullptr});
+NvmeWorker::AllMoving::iterator NvmeWorker::make_ready(TransferBlock block) {
+  const auto at = ready_.insert(ready_.end(), Moving{std::move(block), {}, 0, nullptr});
   const TransferBlock& its = at->block;
   try {
     if (dead_) {
@@ -196,7 +196,7 @@ NvmeWorker::AllMoving::iterator NvmeWorker::make_ready(TransferBlock block, std:
 }
 
 void NvmeWorker::submit(AllMoving::iterator at) {
-  std::for_each(ready_.begin(), at, [](Moving& each) { ++each.overtaken; });
+  passed_in_a_row_ = at == ready_.begin() ? 0 : passed_in_a_row_ + 1;
   try {
     if (dead_) {
       std::rethrow_exception(dead_);
@@ -248,7 +248,7 @@ bool NvmeWorker::receive(Filled filled) {
 }
 
 void NvmeWorker::settle_some() {
-  for (std::size_t bytes = 0; bytes < bytes_at_once && !answered_.empty();) {
+  for (std::size_t bytes = 0; !answered_.empty() && (bytes < bytes_at_once || answered_.size() > depth_);) {
     bytes += answered_.front().operation.bytes;
     settle(answered_.begin());
   }

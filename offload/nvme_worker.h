@@ -34,6 +34,7 @@ class NvmeWorker final : public LinkWorker {
   /// Ticks for which an operation may go without an answer.
   static constexpr std::uint64_t most_ticks = 60;
 
+  static constexpr std::size_t fewest_operations = 8;
   /// How many blocks of that size may be with a drive at once, each way.
   static std::size_t default_depth(std::size_t block_bytes) noexcept;
 
@@ -52,7 +53,6 @@ class NvmeWorker final : public LinkWorker {
   /// A block on its way. Its address is the operation's owner.
   struct Moving {
     TransferBlock block;
-    std::size_t overtaken = 0;  ///< how many more urgent ones go first, by now
     IoOperation operation;
     std::uint64_t since = 0;   ///< the tick at which it was submitted
     std::exception_ptr error;  ///< of the operation, once that has been answered
@@ -64,8 +64,8 @@ class NvmeWorker final : public LinkWorker {
   Filled fill();
   /// With nothing in flight: a queue anew, with what is to be registered now.
   void open_queue_again();
-  AllMoving::iterator most_urgent_ready(const TransferBoard::Lock& lock);
-  AllMoving::iterator make_ready(TransferBlock block, std::size_t overtaken);
+  AllMoving::iterator next_ready(const TransferBoard::Lock& lock);
+  AllMoving::iterator make_ready(TransferBlock block);
   void submit(AllMoving::iterator at);
   bool receive(Filled filled);
   void settle_some();
@@ -92,6 +92,7 @@ class NvmeWorker final : public LinkWorker {
   AllMoving moving_;              ///< with the queue
   AllMoving answered_;            ///< by it, and not settled
   std::vector<IoCompletion> completions_;
+  std::size_t passed_in_a_row_ = 0;  ///< submissions since the oldest of `ready_` was submitted
   AllMoving unanswered_;
   bool broken_ = false;      ///< the queue throws
   std::exception_ptr dead_;  ///< what everything fails with from now on

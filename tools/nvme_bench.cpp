@@ -76,18 +76,19 @@ struct Case {
   NvmeLoad load;
   bool busy = false;
   Samples service, engine, bare, bare_with_checksums;
-  std::optional<double> fio;  // the median, in bytes a second
+  std::vector<double> fio;  // bytes a second, once a round; empty where there is none
   double depth_share = 0;
 
-  /// Of the service's rate to the best of the others', sample by sample.
+  /// Of the service's rate to the best of the others': sample by sample, or round by round where that is fio.
   Interval share_of_best() const {
-    const double bare_rate = median_of(bare.rates);
-    const bool bare_is_best = !fio || bare_rate >= *fio;
-    std::vector<double> shares = ratios(service.rates, bare.rates);
-    if (!bare_is_best) {
-      for (double& share : shares) share *= bare_rate / *fio;
+    if (fio.empty() || median_of(bare.rates) >= median_of(fio))
+      return median_interval(ratios(service.rates, bare.rates));
+    const std::size_t samples = service.rates.size() / fio.size();
+    std::vector<double> rounds;
+    for (auto at = service.rates.begin(); at != service.rates.end(); at += static_cast<std::ptrdiff_t>(samples)) {
+      rounds.push_back(median_of({at, at + static_cast<std::ptrdiff_t>(samples)}));
     }
-    return median_interval(shares);
+    return median_interval(ratios(rounds, fio));
   }
 };
 
@@ -112,26 +113,31 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
   BareNvme bare(part, result.load.read_bytes, result.load.written_bytes, loop);
   loop.checksums = true;
   BareNvme bare_with_checksums(part, result.load.read_bytes, result.load.written_bytes, loop);
-  std::vector<double> fio_rates;
   const auto bare_seconds = [&](BareNvme& which) {
     return [&] { return which.seconds(result.load.read_bytes, result.load.written_bytes); };
   };
   std::mt19937_64 order(7);
   const Load load(options.busy);
   for (int round = 0; round < options.rounds; ++round) {
+    const int with_fio = std::uniform_int_distribution(0, options.samples - 1)(order);
     for (int sample = 0; sample < options.samples; ++sample) {
       std::vector<std::function<void()>> turns{
           [&] { result.service.take(bytes, [&] { return service.seconds(); }); },
           [&] { result.bare.take(bytes, bare_seconds(bare)); },
           [&] { result.engine.take(bytes, [&] { return engine.seconds(); }); },
           [&] { result.bare_with_checksums.take(bytes, bare_seconds(bare_with_checksums)); }};
+      if (sample == with_fio) {
+        turns.emplace_back([&] {
+          if (const auto rate = fio_bytes_per_second(service, result.load)) result.fio.push_back(*rate);
+        });
+      }
       // Drives let who comes after a slow one be faster for a while.
       std::shuffle(turns.begin(), turns.end(), order);
       for (const auto& turn : turns) turn();
     }
-    if (const auto rate = fio_bytes_per_second(service, result.load)) fio_rates.push_back(*rate);
+    service.look();
   }
-  if (!fio_rates.empty()) result.fio = median_of(fio_rates);
+  if (result.fio.size() != static_cast<std::size_t>(options.rounds)) result.fio.clear();  // it failed
   result.depth_share = service.depth_share();
   return result;
 }
@@ -152,7 +158,7 @@ nlohmann::ordered_json to_json(const Case& each) {
                            {"engine", gigabytes(each.engine)},
                            {"bare", gigabytes(each.bare)},
                            {"bare_with_checksums", gigabytes(each.bare_with_checksums)}};
-  if (each.fio) json["gb_per_second"]["fio"] = 1e-9 * *each.fio;
+  if (!each.fio.empty()) json["gb_per_second"]["fio"] = 1e-9 * median_of(each.fio);
   json["share_of_best"] = interval_json(each.share_of_best());
   json["depth_share"] = each.depth_share;
   json["cpu_seconds_per_gb"] = {{"service", median_of(each.service.processor_seconds)},
@@ -175,7 +181,7 @@ std::string to_text(const std::vector<Case>& cases) {
     const Interval share = each.share_of_best();
     rows.push_back({each.name, formatted("%.2f", 1e-9 * median_of(each.service.rates)),
                     formatted("%.2f", 1e-9 * median_of(each.bare.rates)),
-                    each.fio ? formatted("%.2f", 1e-9 * *each.fio) : "-",
+                    each.fio.empty() ? "-" : formatted("%.2f", 1e-9 * median_of(each.fio)),
                     formatted("%.3f (%.3f to %.3f)", share.median, share.low, share.high),
                     formatted("%.2f", each.depth_share), formatted("%.3f", median_of(each.service.processor_seconds)),
                     formatted("%.3f", median_of(each.bare.processor_seconds)),

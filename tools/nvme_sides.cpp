@@ -46,7 +46,10 @@ class MeasuredEngine final : public IoEngine {
     return std::make_unique<Queue>(engine_->open_queue(depth, registered, files), *this);
   }
 
-  void begin() { ++sample_; }
+  void begin(bool looks) {
+    looks_ = looks;
+    ++sample_;
+  }
   double share() const {
     return static_cast<double>(full_ns_) / static_cast<double>(std::max<std::int64_t>(1, all_ns_));
   }
@@ -60,6 +63,7 @@ class MeasuredEngine final : public IoEngine {
     std::size_t depth() const noexcept override { return queue_->depth(); }
     std::size_t in_flight() const noexcept override { return queue_->in_flight(); }
     void submit(const IoOperation& operation) override {
+      if (!engine_.looks_) return queue_->submit(operation);
       note(queue_->in_flight());
       if (sample_ == engine_.sample_) {
         engine_.full_ns_ += weighted_ns_ / static_cast<std::int64_t>(queue_->depth());
@@ -83,6 +87,7 @@ class MeasuredEngine final : public IoEngine {
 
    private:
     void note(std::size_t in_flight) {
+      if (!engine_.looks_) return;
       const std::int64_t now_ns = monotonic_ns();
       const std::int64_t passed_ns = now_ns - std::exchange(last_ns_, now_ns);
       weighted_ns_ += passed_ns * static_cast<std::int64_t>(in_flight);
@@ -98,6 +103,7 @@ class MeasuredEngine final : public IoEngine {
   };
 
   const std::unique_ptr<IoEngine> engine_;
+  std::atomic<bool> looks_{false};
   std::atomic<int> sample_{0};
   std::atomic<std::int64_t> full_ns_{0};
   std::atomic<std::int64_t> all_ns_{0};
@@ -181,12 +187,17 @@ std::filesystem::path ServiceSide::file() const { return parts_->store.files().f
 std::uint64_t ServiceSide::first_offset() noexcept { return ExtentFileHeader::kBytes; }
 
 double ServiceSide::seconds() {
-  parts_->engine.begin();
   const Stopwatch watch;
   parts_->move(Tier::nvme, Tier::host, 0, parts_->reads);
   parts_->move(Tier::host, Tier::nvme, parts_->reads, parts_->writes);
   parts_->wait();
   return watch.elapsed_seconds();
+}
+
+void ServiceSide::look() {
+  parts_->engine.begin(true);
+  seconds();
+  parts_->engine.begin(false);
 }
 
 double ServiceSide::depth_share() const { return parts_->engine.share(); }

@@ -35,7 +35,10 @@ class ServiceSide {
   static std::uint64_t first_offset() noexcept;
 
   double seconds();
-  /// Blocks with the drive, on average over the time in which more waited, in all samples; over the configured depth.
+  /// The same, to see how full its queues are. Looking takes time of its own.
+  void look();
+  /// Blocks with the drive, on average over the time in which more waited and somebody looked; over the configured
+  /// depth.
   double depth_share() const;
 
  private:

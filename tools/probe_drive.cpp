@@ -29,7 +29,6 @@ constexpr std::size_t kMiB = std::size_t{1} << 20U;
 constexpr std::uint64_t kLeastFile = 2 * kMiB;
 constexpr std::uint64_t kLargestFile = 512 * kMiB;
 constexpr std::size_t kUnit = kMiB / 4;  ///< what blocks and the file consist of
-constexpr std::size_t kLargestBlock = 4 * kMiB;
 constexpr std::size_t kUsualInFlight = 8 * kMiB;
 constexpr std::size_t kMostInFlight = 32 * kMiB;
 
@@ -77,7 +76,7 @@ class Course {
 
   /// Each way in turn, a few times.
   void measure(std::vector<Way>& ways) {
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round == 0 || (round < kRounds && !stop_()); ++round) {
       for (Way& way : ways) {
         way.write.push_back(move(Direction::write, way));
         way.read.push_back(move(Direction::read, way));
@@ -105,7 +104,8 @@ class Course {
       for (const IoCompletion& completion : done) {
         if (completion.error) std::rethrow_exception(completion.error);
         const bool goes_on = count > 0 ? started < count : watch.elapsed_ns() < kLasts_ns;
-        if (goes_on && !stop_()) start(static_cast<std::byte*>(completion.owner));
+        const bool is_new = file_.direct() || started < blocks;  // a page cache would give the same block back
+        if (goes_on && is_new && !stop_()) start(static_cast<std::byte*>(completion.owner));
       }
     }
     if (direction == Direction::write) leave_page_cache();
@@ -140,7 +140,7 @@ DriveRates probe_drive(const std::filesystem::path& folder, IoEngine& engine, st
   Course course(folder, file_bytes(folder, most_bytes), engine, stop);
   std::vector<Way> sizes;
   const std::size_t usual_bytes = std::min(kUsualInFlight, course.most_in_flight());
-  for (std::size_t block = kUnit; block <= std::min(kLargestBlock, usual_bytes); block *= 4) {
+  for (std::size_t block = kUnit; block <= std::min(HostArena::most_granule_bytes, usual_bytes); block *= 4) {
     sizes.push_back({.block_bytes = block, .depth = usual_bytes / block, .read = {}, .write = {}});
   }
   course.measure(sizes);

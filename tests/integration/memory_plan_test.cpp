@@ -66,6 +66,20 @@ TEST_F(MemoryPlanTest, gives_each_of_several_drives_what_it_needs) {
   EXPECT_EQ(plan().nvme_depth, 12U);
 }
 
+TEST_F(MemoryPlanTest, goes_by_no_measurement_of_the_page_cache) {
+  measured(folder_.path(), kMiB / 4, 16);
+  rates_.paths.begin()->second.direct = false;
+  EXPECT_EQ(plan().granule_bytes, kMiB);
+  EXPECT_EQ(plan().nvme_depth, NvmeWorker::default_depth(kMiB));
+}
+
+TEST_F(MemoryPlanTest, has_room_for_as_much_after_a_measurement_as_before) {
+  config_.nvme.memory.reset();
+  const std::uint64_t before = plan().nvme_capacity;
+  measured(folder_.path(), kMiB / 4, 16);
+  EXPECT_EQ(plan().nvme_capacity, before);
+}
+
 TEST_F(MemoryPlanTest, does_as_it_is_told_whatever_was_measured) {
   measured(folder_.path(), kMiB / 4, 16);
   config_.io.block = 12 * 4096;

@@ -106,7 +106,9 @@ TEST_F(RatesTest, of_a_broken_file_are_ignored_with_a_line) {
   for (const auto& [from, to] :
        {std::pair{"}", ""}, std::pair{"\"paths\"", "\"pahts\""},
         std::pair{"\"read_bytes_per_second\": ", "\"read_bytes_per_second\": -"}, std::pair{"\"io_uring\"", "7"},
-        std::pair{"\"depth\": ", "\"depth\": 0, \"was\": "}, std::pair{"\"version\": 2,", ""}}) {
+        std::pair{"\"depth\": ", "\"depth\": 0, \"was\": "}, std::pair{"\"depth\": ", "\"depth\": -1, \"was\": "},
+        std::pair{"\"depth\": ", "\"depth\": 4097, \"was\": "},
+        std::pair{"\"block_bytes\": ", "\"block_bytes\": 1, \"was\": "}, std::pair{"\"version\": 2,", ""}}) {
     EXPECT_TRUE(is_empty(after(from, to))) << from;
     EXPECT_THAT(logged_, HasSubstr("rates.json are ignored: it is broken")) << from;
   }

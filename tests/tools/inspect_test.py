@@ -234,7 +234,7 @@ class Rates(InspectTest):
         # What it did best with is what a run uses now.
         best = kept["paths"][str(self.nvme.resolve())]
         self.assertEqual(case["nvme"]["depth"],
-                         max(2, min(256, best["depth"] * best["block_bytes"] // case["nvme"]["block_bytes"])))
+                         max(8, min(256, best["depth"] * best["block_bytes"] // case["nvme"]["block_bytes"])))
         # Of another path and of another link nothing is known.
         other = self.succeeds(*self.small, "--set", "device.link=100MB/s", "--set", f"nvme.paths={self.folder}/other",
                               "--set", "nvme.memory=64MiB").stdout
