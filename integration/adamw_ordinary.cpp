@@ -41,7 +41,7 @@ class Ordinary final : public AdamWBackend {
     at::Tensor variance;
   };
 
-  /// The gradient with its elements in the order of the parameter's, on the CPU.
+  /// The gradient with its elements in the order of the parameter's and of its type, on the CPU.
   static at::Tensor aligned_gradient(const at::Tensor& parameter) {
     const at::Tensor& gradient = parameter.grad();
     if (gradient.layout() != at::kStrided) {
@@ -54,7 +54,12 @@ class Ordinary final : public AdamWBackend {
       throw LogicError(std::string("AdamW updates float32 and bfloat16 parameters, not ") +
                        c10::toString(parameter.scalar_type()));
     }
-    if (gradient.strides() == parameter.strides()) {
+    if (gradient.sizes() != parameter.sizes()) {
+      throw LogicError(
+          c10::str("AdamW: a parameter of shape ", parameter.sizes(), " has a gradient of shape ", gradient.sizes()),
+          "give it one of its own shape");
+    }
+    if (gradient.strides() == parameter.strides() && gradient.scalar_type() == parameter.scalar_type()) {
       return gradient.to(at::kCPU);
     }
     return at::empty_like(parameter, at::TensorOptions().device(at::kCPU)).copy_(gradient);

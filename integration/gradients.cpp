@@ -160,6 +160,11 @@ void Gradients::adopt(ManagedParameter& parameter) {
     throw LogicError("parameter '" + parameter.name + "' has a sparse gradient, which cannot be managed",
                      "make the embedding's gradient dense (sparse(false))");
   }
+  if (gradient.sizes() != parameter.tensor.sizes()) {
+    throw LogicError(c10::str("parameter '", parameter.name, "', of shape ", parameter.tensor.sizes(),
+                              ", has a gradient of shape ", gradient.sizes()),
+                     "give it one of its own shape");
+  }
   const at::NoGradGuard no_grad;
   at::Tensor adopted = make(parameter);
   adopted.copy_(gradient);

@@ -406,6 +406,47 @@ TEST(AdamW, clips_by_the_norm_that_torch_computes) {
   EXPECT_NEAR(optimizer->gradient_norm().value(), expected, expected * 1e-6);
 }
 
+TEST(AdamW, takes_a_gradient_of_another_type_as_one_of_the_parameter_s) {
+  for (const auto& [parameters, gradients] : {std::pair{at::kBFloat16, at::kFloat}, std::pair{at::kFloat, at::kDouble},
+                                              std::pair{at::kFloat, at::kBFloat16}}) {
+    expect_the_bits_of_unmanaged(
+        [gradients = gradients](World& world) {
+          const auto optimizer = world.adamw(usual());
+          for (int step = 0; step < 2; ++step) {
+            torch::manual_seed(step);
+            for (at::Tensor& parameter : world.model->parameters()) {
+              parameter.mutable_grad() = torch::randn(parameter.sizes()).to(gradients);
+            }
+            optimizer->step();
+            optimizer->zero_grad();
+          }
+          return Tensors{};
+        },
+        parameters);
+  }
+}
+
+TEST(AdamW, refuses_a_gradient_of_another_shape_and_changes_nothing) {
+  const auto refused = [](World& world) {
+    const auto optimizer = world.adamw(usual());
+    at::Tensor& weight = world.model->layers[0]->weight;
+    const at::Tensor before = weight.detach().clone();
+    for (const at::Tensor& gradient : {torch::ones({width}), torch::ones({1}), torch::ones({2 * width, width})}) {
+      weight.mutable_grad() = gradient;
+      expect_logic_error("gradient of shape", [&] { optimizer->step(); });
+      EXPECT_TRUE(same_bits(weight.detach().clone(), before));
+      weight.mutable_grad() = at::Tensor();
+    }
+    weight.mutable_grad() = torch::ones({width, width});
+    EXPECT_NO_THROW(optimizer->step());
+  };
+  World ordinary;
+  refused(ordinary);
+  const Config config = tight();
+  World managed(&config);
+  refused(managed);
+}
+
 namespace {
 
 struct WithDouble : torch::nn::Module {

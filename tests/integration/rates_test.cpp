@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/log.h"
 #include "tests/base/temporary_folder.h"
 
 namespace terrace {
@@ -57,6 +58,8 @@ class Variable {
 
 class RatesTest : public testing::Test {
  protected:
+  RatesTest() { set_log_level(LogLevel::warning); }
+
   /// What it holds after a change to the text of a good file; what was logged is in `logged_`.
   Rates after(const std::string& from, const std::string& to) {
     file_.save(some_rates());
@@ -137,6 +140,7 @@ TEST(RatesFile, is_in_the_user_s_cache_folder) {
 TEST(RatesFile, is_nowhere_where_the_user_has_no_folder_and_says_so_when_something_is_to_be_kept) {
   const Variable home("HOME", nullptr);
   const Variable cache("XDG_CACHE_HOME", nullptr);
+  set_log_level(LogLevel::warning);
   const RatesFile file;
   EXPECT_TRUE(file.path().empty());
   EXPECT_FALSE(file.load().memory);
