@@ -207,15 +207,12 @@ void ExtentFile::reserve_space(std::uint64_t first_extent, std::uint64_t count) 
   }
 }
 
-void ExtentFile::record(std::uint64_t extent, std::uint64_t sequence, std::uint64_t bytes,
-                        std::uint64_t content_checksum) {
-  ExtentRecord record{};
-  record.sequence = sequence;
-  record.bytes = bytes;
-  record.content_checksum = content_checksum;
-  record.own_checksum = own_checksum_of(record, extent);
-  write_file_at(bookkeeping_, records_offset(extent_bytes_, extent_count_) + extent * ExtentRecord::kBytes,
-                std::as_bytes(std::span(&record, 1)));
+void ExtentFile::record(std::uint64_t first_extent, std::span<ExtentRecord> records) {
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    records[i].own_checksum = own_checksum_of(records[i], first_extent + i);
+  }
+  write_file_at(bookkeeping_, records_offset(extent_bytes_, extent_count_) + first_extent * ExtentRecord::kBytes,
+                std::as_bytes(records));
 }
 
 void ExtentFile::clear_records(std::uint64_t first_extent, std::uint64_t count) {

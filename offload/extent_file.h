@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <sys/types.h>
 #include <vector>
 
@@ -36,8 +37,9 @@ class ExtentFile {
     return ExtentFileHeader::kBytes + extent * extent_bytes_;
   }
 
-  /// Records what an extent holds from now on. It outlives the process, whatever ends that.
-  void record(std::uint64_t extent, std::uint64_t sequence, std::uint64_t bytes, std::uint64_t content_checksum);
+  /// Records what a run of extents holds from now on; their own checksums are filled in. It outlives the process,
+  /// whatever ends that.
+  void record(std::uint64_t first_extent, std::span<ExtentRecord> records);
   /// Of a run of extents: they hold nothing.
   void clear_records(std::uint64_t first_extent, std::uint64_t count);
 

@@ -349,30 +349,56 @@ IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_
   return operation(IoOperation::Direction::write, extent, block, bytes);
 }
 
-void NvmeStore::end_write(ExtentId extent, bool written) {
-  Extent now;
+void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
+  std::vector<ExtentId> written;
   {
     const Lock lock(mutex_);
-    Extent& entry = known(lock, extent, "end of write");
-    if (!entry.writing) throw no_transfer("write", extent, describe(extent));
-    now = entry;
+    for (const EndOfWrite& end : ends) {
+      if (!known(lock, end.extent, "end of write").writing)
+        throw no_transfer("write", end.extent, describe(end.extent));
+      if (!end.error) written.push_back(end.extent);
+    }
   }
-  std::exception_ptr error;
-  try {
-    // While it counts as being written nobody else touches its record.
-    if (written) file_of(extent).record(number(extent) / files_.size(), now.sequence, now.length, now.checksum);
-  } catch (...) {
-    error = std::current_exception();
-  }
+  // While they count as being written nobody else touches their records.
+  for_each_run(written, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
+    try {
+      std::vector<ExtentRecord> records = records_of(run);
+      file_of(run.front()).record(first_in_file, records);
+    } catch (...) {
+      for (EndOfWrite& end : ends) {
+        if (std::binary_search(run.begin(), run.end(), end.extent)) end.error = std::current_exception();
+      }
+    }
+  });
   const Lock lock(mutex_);
-  Extent& entry = extents_[number(extent)];
-  entry.writing = false;
-  if (error) std::rethrow_exception(error);
-  if (written) {
+  for (const ExtentId extent : written) extents_[number(extent)].has_record = true;  // or a part of one
+  for (const EndOfWrite& end : ends) {
+    Extent& entry = extents_[number(end.extent)];
+    entry.writing = false;
+    if (end.error) continue;
     entry.state = State::written;
-    entry.has_record = true;
-    failing_[number(extent) % files_.size()] = false;
+    failing_[number(end.extent) % files_.size()] = false;
   }
+}
+
+std::vector<ExtentRecord> NvmeStore::records_of(std::span<const ExtentId> extents) const {
+  std::vector<ExtentRecord> records;
+  const Lock lock(mutex_);
+  for (const ExtentId extent : extents) {
+    const Extent& entry = extents_[number(extent)];
+    records.push_back({.sequence = entry.sequence,
+                       .bytes = entry.length,
+                       .content_checksum = entry.checksum,
+                       .unused = {},
+                       .own_checksum = 0});
+  }
+  return records;
+}
+
+void NvmeStore::end_write(ExtentId extent, bool written) {
+  EndOfWrite end{extent, written ? nullptr : std::make_exception_ptr(IoError("nvme: not written"))};
+  end_writes({&end, 1});
+  if (written && end.error) std::rethrow_exception(end.error);
 }
 
 IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {

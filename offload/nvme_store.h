@@ -61,8 +61,15 @@ class NvmeStore {
   /// Starts a write of `bytes`, at most `extent_bytes()`; what follows in the last unit is set to zero. The checksum is
   /// taken here, so `block` must not change any more. Until `end_write` the extent counts as never written.
   IoOperation begin_write(ExtentId extent, std::byte* block, std::size_t bytes);
-  /// `written`: every byte was. If not, the extent goes on counting as never written, as it does where the record of
-  /// the write fails: that is thrown, an IoError.
+  /// A write whose operation is over, and what that failed with.
+  struct EndOfWrite {
+    ExtentId extent;
+    std::exception_ptr error;
+  };
+  /// Ends several; the records of neighbours are written together. An extent whose write has an error goes on counting
+  /// as never written, as it does where its record fails: an IoError, which is its error then.
+  void end_writes(std::span<EndOfWrite> ends);
+  /// The same of one; `written`: every byte was. Throws where its record fails.
   void end_write(ExtentId extent, bool written);
 
   /// Starts a read of exactly as many bytes as were written last. Several may be under way at once.
@@ -112,6 +119,7 @@ class NvmeStore {
   IoOperation operation(IoOperation::Direction direction, ExtentId extent, std::byte* block, std::size_t bytes) const;
   void give_space_to(std::span<const ExtentId> extents);
   void clear_records(std::vector<ExtentId> extents);
+  std::vector<ExtentRecord> records_of(std::span<const ExtentId> extents) const;
   template <class Visit>
   void for_each_run(std::vector<ExtentId>& extents, Visit&& visit);
 

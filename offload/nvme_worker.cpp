@@ -96,26 +96,27 @@ void NvmeWorker::work() {
 /// Gives the queue what it has room for, or as much of it as goes to the drive at once; where there is room for none,
 /// readies one more.
 NvmeWorker::Filled NvmeWorker::fill() {
+  if (registration_changes()) {
+    if (io_->in_flight() > 0) {
+      return Filled::all;  // and nothing more before it has come to rest
+    }
+    open_queue_again();
+  }
   bool submitted = false;
   for (std::size_t bytes = 0; bytes < bytes_at_once;) {
     const bool has_room = dead_ || io_->in_flight() < io_->depth();
-    bool changes = false;
-    bool failed = false;
     auto first = ready_.end();
+    std::exception_ptr failed;  // that one's transfer
     std::optional<TransferBlock> block;
     {
       const TransferBoard::Lock lock = board_.lock();
-      changes = !dead_ && board_.registration_number(lock) != registration_;
-      if (changes && io_->in_flight() > 0) {
-        return Filled::all;  // and nothing more before it has come to rest
-      }
-      if (!changes && has_room && !ready_.empty()) {
+      if (has_room && !ready_.empty()) {
         first = next_ready(lock);
-        failed = first->block.job->error != nullptr;
+        failed = first->block.job->error;
         if (passed_in_a_row_ < LinkQueue::most_urgent_in_a_row) {
           block = board_.pop_before(first->block.job->request.priority, link_, lock);
         }
-      } else if (!changes) {
+      } else {
         if (!has_room && submitted) {
           return Filled::in_part;  // the drive hears of that first
         }
@@ -126,15 +127,11 @@ NvmeWorker::Filled NvmeWorker::fill() {
         }
       }
     }
-    if (changes) {
-      open_queue_again();
-      continue;
-    }
     if (block) {
       bytes += link_ == Link::host_to_nvme ? block->bytes() : 0;
       first = make_ready(std::move(*block));
     } else if (failed) {
-      end(ready_, first, end_in_store(*first, first->block.job->error));
+      end(ready_, first, end_in_store(*first, failed));
       continue;
     }
     if (has_room && first != ready_.end()) {
@@ -143,6 +140,11 @@ NvmeWorker::Filled NvmeWorker::fill() {
     }
   }
   return Filled::in_part;
+}
+
+bool NvmeWorker::registration_changes() {
+  const TransferBoard::Lock lock = board_.lock();
+  return !dead_ && board_.registration_number(lock) != registration_;
 }
 
 /// The most urgent by now: what was raised since it is ready goes ahead of what was not. But none is passed for ever.
@@ -248,25 +250,47 @@ bool NvmeWorker::receive(Filled filled) {
 }
 
 void NvmeWorker::settle_some() {
+  if (link_ == Link::host_to_nvme) {
+    settle_writes();
+    return;
+  }
   for (std::size_t bytes = 0; !answered_.empty() && (bytes < bytes_at_once || answered_.size() > depth_);) {
     bytes += answered_.front().operation.bytes;
-    settle(answered_.begin());
+    settle_read(answered_.begin());
   }
 }
 
-void NvmeWorker::settle(AllMoving::iterator at) {
-  const TransferJob& job = *at->block.job;
+void NvmeWorker::settle_read(AllMoving::iterator at) {
   const std::exception_ptr error = end_in_store(*at, at->error);
-  if (error && link_ == Link::host_to_nvme && job.request.write_failed) {
-    job.request.write_failed(at->block.on_nvme(), error);
-  }
-  if (!error && link_ == Link::nvme_to_host && job.route.second) {
-    TransferBlock next = std::move(at->block);
-    answered_.erase(at);
-    board_.pass_on(std::move(next));
+  if (error || !at->block.job->route.second) {
+    end(answered_, at, error);
     return;
   }
-  end(answered_, at, error);
+  TransferBlock next = std::move(at->block);
+  answered_.erase(at);
+  board_.pass_on(std::move(next));
+}
+
+/// All at once: no checksum is to be taken, and records of neighbours cost as much as one.
+void NvmeWorker::settle_writes() {
+  std::vector<NvmeStore::EndOfWrite> ends;
+  for (const Moving& moving : answered_) {
+    ends.push_back({moving.block.on_nvme(), moving.error});
+  }
+  try {
+    store_.end_writes(ends);
+  } catch (...) {
+    for (auto& ended : ends) {
+      ended.error = std::current_exception();
+    }
+  }
+  for (const auto& [extent, error] : ends) {
+    const TransferRequest& request = answered_.front().block.job->request;
+    if (error && request.write_failed) {
+      request.write_failed(extent, error);
+    }
+    end(answered_, answered_.begin(), error);
+  }
 }
 
 std::exception_ptr NvmeWorker::end_in_store(const Moving& moving, std::exception_ptr error) {
@@ -285,6 +309,9 @@ std::exception_ptr NvmeWorker::end_in_store(const Moving& moving, std::exception
 
 void NvmeWorker::give_up_on_the_unanswered() {
   const std::uint64_t now = ticks_;
+  if (std::exchange(last_look_, now) == now) {
+    return;
+  }
   for (auto at = moving_.begin(); at != moving_.end();) {
     const auto next = std::next(at);
     if (now - at->since > most_ticks) {

@@ -62,6 +62,7 @@ class NvmeWorker final : public LinkWorker {
 
   void work();
   Filled fill();
+  bool registration_changes();
   /// With nothing in flight: a queue anew, with what is to be registered now.
   void open_queue_again();
   AllMoving::iterator next_ready(const TransferBoard::Lock& lock);
@@ -69,7 +70,8 @@ class NvmeWorker final : public LinkWorker {
   void submit(AllMoving::iterator at);
   bool receive(Filled filled);
   void settle_some();
-  void settle(AllMoving::iterator at);
+  void settle_read(AllMoving::iterator at);
+  void settle_writes();
   void give_up_on_the_unanswered();
   void give_up_on(AllMoving::iterator at, const std::string& why);
   void die(const std::exception_ptr& error);
@@ -87,6 +89,7 @@ class NvmeWorker final : public LinkWorker {
   std::unique_ptr<IoQueue> io_;
   std::uint64_t registration_ = 0;  ///< that the queue has
   std::atomic<std::uint64_t> ticks_{0};
+  std::uint64_t last_look_ = 0;  ///< for what is unanswered: the tick of it
   std::condition_variable work_;  ///< in place of a queue that is broken
   AllMoving ready_;               ///< for the queue
   AllMoving moving_;              ///< with the queue

@@ -77,7 +77,7 @@ Json cuda_json(const Inspection::CudaInfo& cuda) {
   return json;
 }
 
-Json device_json(const Inspection& found) {
+Json device_json(const Inspection& found, const Json& rates) {
   Json json{{"kind", found.device.kind},
             {"reason", found.device.reason},
             {"link_bytes_per_second", or_null(found.device.link)},
@@ -85,7 +85,6 @@ Json device_json(const Inspection& found) {
             {"slot_granule_bytes", found.device.slot_granule_bytes},
             {"cuda", found.device.cuda ? cuda_json(*found.device.cuda) : Json()},
             {"rates", nullptr}};
-  const Json rates = Json::parse(to_json(found.rates))["links"];
   if (rates.contains(found.device.rates_key)) json["rates"] = rates[found.device.rates_key];
   return json;
 }
@@ -104,13 +103,12 @@ Json path_json(const Inspection::Path& path, const Json& rates) {
           {"rates", rates.contains(key) ? rates[key] : Json()}};
 }
 
-Json nvme_json(const Inspection& found) {
+Json nvme_json(const Inspection& found, const Json& rates) {
   if (!found.nvme) return nullptr;
   Json json{{"engine", found.nvme->engine},
             {"block_bytes", found.plan.granule_bytes},
-            {"depth", found.nvme->depth},
+            {"depth", found.plan.nvme_depth},
             {"paths", Json::array()}};
-  const Json rates = Json::parse(to_json(found.rates))["paths"];
   for (const auto& path : found.nvme->paths) json["paths"].push_back(path_json(path, rates));
   return json;
 }
@@ -133,8 +131,8 @@ std::string to_json(const Inspection& found) {
   run["device_chunk_limit_bytes"] = found.plan.device_chunk_limit;
   run["granule_bytes"] = found.plan.granule_bytes;
   run["staging_bytes"] = TransferService::staging_blocks * found.plan.granule_bytes;
-  run["device"] = device_json(found);
-  run["nvme"] = nvme_json(found);
+  run["device"] = device_json(found, rates["links"]);
+  run["nvme"] = nvme_json(found, rates["paths"]);
   run["compute"] = {{"threads", found.threads}};
   run["update"] = {{"instruction_set", found.update.instruction_set},
                    {"fused_multiply_add", found.update.uses_fma},

@@ -170,7 +170,7 @@ Rows path_rows(const Inspection& found, const Inspection::Path& path) {
 Rows work_rows(const Inspection& found) {
   Section section("work");
   if (found.nvme) {
-    section.add("I/O engine", found.nvme->engine + ", " + std::to_string(found.nvme->depth) + " blocks of " +
+    section.add("I/O engine", found.nvme->engine + ", " + std::to_string(found.plan.nvme_depth) + " blocks of " +
                                   format_bytes(found.plan.granule_bytes) + " at once each way");
   }
   section.add("compute", count(static_cast<std::size_t>(found.threads), "thread"));

@@ -88,8 +88,7 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
   require_nvme_room(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes, Leftovers::still_there);
   Inspection::Nvme found;
   found.engine = engine->name();
-  found.depth = plan.nvme_depth;
-  try_queues(*engine, plan.granule_bytes, found.depth);
+  try_queues(*engine, plan.granule_bytes, plan.nvme_depth);
   for (ExtentFile& file : files) {
     file.reserve_space(0, 1);  // only then does a file system tell whether it sets space aside
     const std::filesystem::path folder = file.file().path.parent_path();

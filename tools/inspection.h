@@ -61,7 +61,6 @@ struct Inspection {
 
   struct Nvme {
     std::string engine;
-    std::size_t depth = 0;  ///< blocks with the drives at once, each way
     std::vector<Path> paths;
   };
 

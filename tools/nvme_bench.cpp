@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <functional>
 #include <optional>
+#include <pthread.h>
 #include <random>
 #include <string>
 #include <sys/resource.h>
 #include <thread>
+#include <time.h>
 
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
@@ -37,7 +39,7 @@ double processor_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Threads that compute while this lives, one for each core. Their time is not the bench's.
+/// Threads that compute while this lives, one for each core.
 class Load {
  public:
   explicit Load(bool on) {
@@ -46,6 +48,19 @@ class Load {
         while (!stop.stop_requested()) ++spins_;
       });
     }
+  }
+
+  /// The time of processors that they have taken.
+  double processor_seconds() {
+    double seconds = 0;
+    for (std::jthread& thread : threads_) {
+      clockid_t clock{};
+      timespec time{};
+      ::pthread_getcpuclockid(thread.native_handle(), &clock);
+      ::clock_gettime(clock, &time);
+      seconds += static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+    }
+    return seconds;
   }
 
  private:
@@ -58,10 +73,12 @@ struct Samples {
   std::vector<double> rates;              // bytes a second
   std::vector<double> processor_seconds;  // a gigabyte
 
-  void take(std::uint64_t bytes, const std::function<double()>& seconds) {
-    const double before = terrace::processor_seconds();
+  /// What the load takes meanwhile is not this side's.
+  void take(std::uint64_t bytes, Load& load, const std::function<double()>& seconds) {
+    const double before = terrace::processor_seconds() - load.processor_seconds();
     rates.push_back(static_cast<double>(bytes) / seconds());
-    processor_seconds.push_back((terrace::processor_seconds() - before) / (1e-9 * static_cast<double>(bytes)));
+    const double after = terrace::processor_seconds() - load.processor_seconds();
+    processor_seconds.push_back((after - before) / (1e-9 * static_cast<double>(bytes)));
   }
 };
 
@@ -117,15 +134,15 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
     return [&] { return which.seconds(result.load.read_bytes, result.load.written_bytes); };
   };
   std::mt19937_64 order(7);
-  const Load load(options.busy);
+  Load load(options.busy);
   for (int round = 0; round < options.rounds; ++round) {
     const int with_fio = std::uniform_int_distribution(0, options.samples - 1)(order);
     for (int sample = 0; sample < options.samples; ++sample) {
       std::vector<std::function<void()>> turns{
-          [&] { result.service.take(bytes, [&] { return service.seconds(); }); },
-          [&] { result.bare.take(bytes, bare_seconds(bare)); },
-          [&] { result.engine.take(bytes, [&] { return engine.seconds(); }); },
-          [&] { result.bare_with_checksums.take(bytes, bare_seconds(bare_with_checksums)); }};
+          [&] { result.service.take(bytes, load, [&] { return service.seconds(); }); },
+          [&] { result.bare.take(bytes, load, bare_seconds(bare)); },
+          [&] { result.engine.take(bytes, load, [&] { return engine.seconds(); }); },
+          [&] { result.bare_with_checksums.take(bytes, load, bare_seconds(bare_with_checksums)); }};
       if (sample == with_fio) {
         turns.emplace_back([&] {
           if (const auto rate = fio_bytes_per_second(service, result.load)) result.fio.push_back(*rate);

@@ -85,6 +85,25 @@ TEST_F(DeadExtentFileTest, what_was_written_is_whole_with_its_bytes_and_its_turn
   EXPECT_THROW(file.read(kExtents), LogicError);
 }
 
+TEST_F(DeadExtentFileTest, of_writes_that_ended_together_those_are_whole_that_did_not_fail) {
+  const fs::path path = file_after([](NvmeStore& store, StoreIo& io) {
+    std::vector<AlignedBytes> blocks(kExtents, AlignedBytes(kExtent));
+    std::vector<NvmeStore::EndOfWrite> ends;
+    for (const ExtentId extent : store.reserve(kExtents)) {
+      AlignedBytes& block = blocks[ends.size()];
+      std::ranges::copy(content(extent), block.begin());
+      const std::exception_ptr error = io.run(store.begin_write(extent, block.data(), content(extent).size()));
+      ends.push_back({extent, extent == ExtentId{2} ? std::make_exception_ptr(IoError("lost")) : error});
+    }
+    std::ranges::reverse(ends);
+    store.end_writes(ends);
+  });
+  EXPECT_EQ(contents(path), (std::vector{whole, whole, nothing, whole, whole, whole}));
+  for (const std::uint64_t extent : {0, 1, 3, 4, 5}) {
+    EXPECT_TRUE(std::ranges::equal(DeadExtentFile(path).read(extent), content(ExtentId{extent})));
+  }
+}
+
 TEST_F(DeadExtentFileTest, what_was_never_written_or_given_back_holds_nothing) {
   const fs::path path = file_after([](NvmeStore& store, StoreIo& io) {
     const std::vector<ExtentId> extents = store.reserve(5);

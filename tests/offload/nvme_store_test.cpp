@@ -473,6 +473,33 @@ TEST_F(NvmeStoreTest, memory_that_direct_transfers_cannot_use_is_refused) {
   EXPECT_EQ(read_back(store, extent, 100), pattern(100, 1)) << "a refused write changed something";
 }
 
+TEST_F(NvmeStoreTest, writes_whose_record_fails_are_errors_of_their_own_and_count_as_never_written) {
+  NvmeStore store({folder_ / "a", folder_ / "b"}, 2 * extent_file_bytes(kExtent, 4), kExtent);
+  const std::vector<ExtentId> extents = store.reserve(8);
+  AlignedBytes block = pattern(kExtent, 1);
+  std::vector<NvmeStore::EndOfWrite> ends;
+  for (const ExtentId extent : extents) {
+    if (number(extent) == 2) continue;  // so that those on the first path are no neighbours
+    ends.push_back({extent, io_.run(store.begin_write(extent, block.data(), kExtent))});
+  }
+  {
+    const FileSizeLimit limit(records_offset(kExtent, 4) + 2 * ExtentRecord::kBytes);
+    store.end_writes(ends);
+  }
+  for (const auto& [extent, error] : ends) {
+    if (number(extent) == 0) {
+      EXPECT_EQ(error, nullptr);
+      EXPECT_EQ(read_back(store, extent), block);
+    } else {
+      EXPECT_THROW(std::rethrow_exception(error), IoError) << number(extent);
+      EXPECT_THROW(read_back(store, extent), LogicError);
+      write(store, extent, block);
+      EXPECT_EQ(read_back(store, extent), block);
+    }
+  }
+  EXPECT_NO_THROW(store.release(extents));
+}
+
 TEST_F(NvmeStoreTest, an_end_without_a_beginning_is_refused) {
   NvmeStore store({folder_}, capacity_for(4), kExtent);
   const ExtentId extent = store.reserve(1).front(), out_of_range{4};
