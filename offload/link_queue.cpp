@@ -15,35 +15,48 @@ void LinkQueue::push(TransferBlock block) {
 
 std::optional<TransferBlock> LinkQueue::pop(Staging& staging) {
   using enum TransferPriority;
+  const std::size_t passed_on = passed_on_.size();
   std::optional<TransferBlock> block;
-  if (urgent_in_a_row_ == most_urgent_in_a_row) {
+  if (has_turn_of_passed_on()) {
+    block = take_passed_on();
+  } else if (urgent_in_a_row_ == most_urgent_in_a_row) {
     block = pop_between(write_back, write_back, staging);
   }
   if (!block) {
     block = pop_between(demand, early, staging);
   }
   if (block) {
-    note_passing(*block);
+    note_passing(*block, passed_on);
   }
   return block;
 }
 
 std::optional<TransferBlock> LinkQueue::pop_before(TransferPriority priority, Staging& staging) {
   using enum TransferPriority;
-  if (priority == demand || (urgent_in_a_row_ == most_urgent_in_a_row && has_write_back())) {
+  if (priority == demand || has_turn_of_passed_on() || (urgent_in_a_row_ == most_urgent_in_a_row && has_write_back())) {
     return std::nullopt;
   }
+  const std::size_t passed_on = passed_on_.size();
   const auto last = static_cast<TransferPriority>(static_cast<std::uint8_t>(priority) - 1);
   std::optional<TransferBlock> block = pop_between(demand, last, staging);
   if (block) {
-    note_passing(*block);
+    note_passing(*block, passed_on);
   }
   return block;
 }
 
-void LinkQueue::note_passing(const TransferBlock& block) {
-  const bool passes = block.job->request.priority < TransferPriority::write_back && has_write_back();
-  urgent_in_a_row_ = passes ? std::min(urgent_in_a_row_ + 1, most_urgent_in_a_row) : 0;
+void LinkQueue::note_passing(const TransferBlock& block, std::size_t passed_on_before) {
+  const auto one_more = [](std::size_t& count, bool passes) {
+    count = passes ? std::min(count + 1, most_urgent_in_a_row) : 0;
+  };
+  one_more(urgent_in_a_row_, block.job->request.priority < TransferPriority::write_back && has_write_back());
+  one_more(ahead_of_passed_on_, !passed_on_.empty() && passed_on_.size() == passed_on_before);
+}
+
+TransferBlock LinkQueue::take_passed_on() {
+  TransferBlock block = std::move(passed_on_.begin()->second);
+  passed_on_.erase(passed_on_.begin());
+  return block;
 }
 
 bool LinkQueue::has_write_back() const {

@@ -5,7 +5,8 @@
 ///
 /// Write-backs are not starved: after `most_urgent_in_a_row` blocks of what is more urgent, one of theirs is next.
 /// (The worker of a drive may let as many pass once more, those that are ready for the drive.)
-/// Those who want bytes now may wait for the room that a write-back makes.
+/// Those who want bytes now may wait for the room that a write-back makes. Blocks on their second link are not starved
+/// either, by the same rule: they hold staging, which something more urgent may wait for on the first.
 ///
 /// Not thread-safe: guarded by the board's mutex.
 #pragma once
@@ -52,7 +53,9 @@ class LinkQueue {
   using Jobs = std::map<Turn, Waiting>;
 
   bool has_write_back() const;
-  void note_passing(const TransferBlock& block);
+  bool has_turn_of_passed_on() const { return !passed_on_.empty() && ahead_of_passed_on_ == most_urgent_in_a_row; }
+  TransferBlock take_passed_on();
+  void note_passing(const TransferBlock& block, std::size_t passed_on_before);
   /// The most urgent that can start and is of one of these priorities.
   std::optional<TransferBlock> pop_between(TransferPriority first, TransferPriority last, Staging& staging);
   static TransferBlock take_block(Jobs& jobs, Jobs::iterator at);
@@ -60,7 +63,8 @@ class LinkQueue {
   Jobs staged_;  ///< need staging blocks
   Jobs direct_;
   std::map<std::tuple<TransferPriority, TransferId, std::size_t>, TransferBlock> passed_on_;  ///< on their second link
-  std::size_t urgent_in_a_row_ = 0;  ///< blocks that have passed a write-back since one left
+  std::size_t urgent_in_a_row_ = 0;     ///< blocks that have passed a write-back since one left
+  std::size_t ahead_of_passed_on_ = 0;  ///< blocks that have passed one of `passed_on_` since one left
 };
 
 }  // namespace terrace

@@ -8,7 +8,8 @@
 /// error if there was one. What is not under way by then is not started any more.
 ///
 /// A drive that does not answer an operation within `patience` is given up: what it has not answered ends as
-/// Unanswered, and all that would follow fails.
+/// Unanswered, and all that would follow fails. That is of the operations themselves: setting space aside and records
+/// of what extents hold go by the file system's own calls, which take as long as the system makes them.
 ///
 /// Threads: `hold_arena` and `let_go_of_arena` any but the service's own; `start`, `raise` and `cancel` may be called
 /// from any thread, also from `done`. The destructor waits for everything that was started.

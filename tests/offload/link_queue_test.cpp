@@ -123,6 +123,22 @@ TEST_F(LinkQueueTest, a_stream_of_demands_does_not_starve_a_write_back) {
   EXPECT_EQ(order, row + 'w' + row + 'w' + std::string(40 - 2 * row.size() - 2, 'd'));
 }
 
+TEST_F(LinkQueueTest, a_stream_of_demands_does_not_starve_a_block_that_holds_staging) {
+  const std::shared_ptr<TransferJob> staged = job('s', early, Tier::device);
+  queue_.push(TransferBlock{.job = staged, .index = 0, .staging = staging_.try_take()});
+  queue_.push(TransferBlock{.job = staged, .index = 1, .staging = staging_.try_take()});
+  std::string order;
+  for (int i = 0; i < 40; ++i) {
+    queue('d', demand, Tier::host, 2);  // more than leave
+    const bool is_others_turn = i % 2 == 1;
+    std::optional<TransferBlock> block = is_others_turn ? queue_.pop_before(early, staging_) : std::nullopt;
+    block = block ? std::move(block) : queue_.pop(staging_);
+    order += static_cast<char>(block->job->request.bytes);
+  }
+  const std::string row(LinkQueue::most_urgent_in_a_row, 'd');
+  EXPECT_EQ(order, row + 's' + row + 's' + std::string(40 - 2 * row.size() - 2, 'd'));
+}
+
 TEST_F(LinkQueueTest, a_write_back_that_waits_for_staging_keeps_its_turn) {
   queue('w', write_back, Tier::device, 1);
   std::array<std::byte*, 2> lent{staging_.try_take(), staging_.try_take()};
