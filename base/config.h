@@ -58,6 +58,7 @@ struct Config {
 
   struct Optimizer {
     std::string update = "deferred";  ///< "deferred": behind the next forward; "immediate": within `step`
+    std::string states = "float32";   ///< "float32", "split" or "split_bfloat16": what is kept beside a parameter
     bool operator==(const Optimizer&) const = default;
   };
 

@@ -155,6 +155,8 @@ std::vector<Key> make_keys() {
              field(&Config::placement, &Config::Placement::activations), refuse_moving_activations),
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
+      choice("optimizer.states", {"float32", "split", "split_bfloat16"},
+             field(&Config::optimizer, &Config::Optimizer::states)),
       choice("io.engine", {"auto", "io_uring", "threads"}, field(&Config::io, &Config::Io::engine)),
       size_in_units("io.block", Config::Io::block_unit, Config::Io::most_block, field(&Config::io, &Config::Io::block)),
       whole("io.depth", 0, Config::Io::most_depth, field(&Config::io, &Config::Io::depth)),

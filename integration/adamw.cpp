@@ -63,16 +63,16 @@ AdamW::AdamW(Session& session, const Groups& groups, Options defaults)
   }
 }
 
-AdamW::AdamW(std::vector<at::Tensor> parameters, Options defaults)
+AdamW::AdamW(std::vector<at::Tensor> parameters, Options defaults, StateFormat states)
     : Optimizer(std::move(parameters), std::make_unique<Options>(std::move(defaults))),
-      backend_(make_ordinary_backend()) {
+      backend_(make_ordinary_backend(states)) {
   for (const auto& group : param_groups_) {
     checked_options(group);
   }
 }
 
-AdamW::AdamW(const Groups& groups, Options defaults)
-    : Optimizer(groups, std::make_unique<Options>(std::move(defaults))), backend_(make_ordinary_backend()) {
+AdamW::AdamW(const Groups& groups, Options defaults, StateFormat states)
+    : Optimizer(groups, std::make_unique<Options>(std::move(defaults))), backend_(make_ordinary_backend(states)) {
   for (const auto& group : param_groups_) {
     checked_options(group);
   }

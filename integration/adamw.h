@@ -18,6 +18,7 @@
 #include <torch/csrc/api/include/torch/optim/optimizer.h>
 
 #include "integration/session.h"
+#include "optimizer/state_format.h"
 
 namespace terrace {
 
@@ -32,9 +33,9 @@ class AdamW : public torch::optim::Optimizer {
   explicit AdamW(Session& session, Options defaults = {});
   /// Updates the managed parameters of the groups.
   AdamW(Session& session, const Groups& groups, Options defaults = {});
-  /// Without a session: updates ordinary tensors at once.
-  explicit AdamW(std::vector<at::Tensor> parameters, Options defaults = {});
-  explicit AdamW(const Groups& groups, Options defaults = {});
+  /// Without a session: updates ordinary tensors at once, with states as `optimizer.states` of a session says.
+  explicit AdamW(std::vector<at::Tensor> parameters, Options defaults = {}, StateFormat states = StateFormat::float32);
+  explicit AdamW(const Groups& groups, Options defaults = {}, StateFormat states = StateFormat::float32);
   ~AdamW() override;
 
   /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off.

@@ -27,6 +27,6 @@ AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group);
 /// `joins_all`: parameters managed later join the first group. Throws LogicError for a managed parameter in `groups`
 /// that AdamW cannot update, by its name.
 std::unique_ptr<AdamWBackend> make_managed_backend(Session& session, const AdamW::Groups& groups, bool joins_all);
-std::unique_ptr<AdamWBackend> make_ordinary_backend();
+std::unique_ptr<AdamWBackend> make_ordinary_backend(StateFormat states);
 
 }  // namespace terrace

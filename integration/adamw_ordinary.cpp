@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -12,8 +13,14 @@
 namespace terrace {
 namespace {
 
+ElementType element_type(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? ElementType::float32 : ElementType::bfloat16;
+}
+
 class Ordinary final : public AdamWBackend {
  public:
+  explicit Ordinary(StateFormat format) : format_(format) {}
+
   void step(AdamW::Groups& groups) override {
     norm_.reset();
     float scale = 1.0f;
@@ -36,7 +43,7 @@ class Ordinary final : public AdamWBackend {
  private:
   struct State {
     std::int64_t step = 0;
-    at::Tensor master;  // where the parameter is bf16
+    at::Tensor master;  // where the parameter is bf16: fp32, or the lower halves as integers
     at::Tensor momentum;
     at::Tensor variance;
   };
@@ -65,11 +72,7 @@ class Ordinary final : public AdamWBackend {
     return at::empty_like(parameter, at::TensorOptions().device(at::kCPU)).copy_(gradient);
   }
 
-  static const std::uint16_t* bits(const at::Tensor& tensor) {
-    return static_cast<const std::uint16_t*>(tensor.const_data_ptr());
-  }
-
-  static double norm_of(const AdamW::Groups& groups) {
+  double norm_of(const AdamW::Groups& groups) const {
     std::vector<double> sums;
     for (const auto& group : groups) {
       for (const at::Tensor& parameter : group.params()) {
@@ -77,14 +80,8 @@ class Ordinary final : public AdamWBackend {
           continue;
         }
         const at::Tensor gradient = aligned_gradient(parameter);
-        const auto count = static_cast<std::size_t>(gradient.numel());
-        SquaredNorm squared;
-        if (gradient.scalar_type() == at::kFloat) {
-          squared.add(gradient.const_data_ptr<float>(), count);
-        } else {
-          squared.add(bits(gradient), count);
-        }
-        sums.push_back(squared.sum());
+        sums.push_back(sum_of_squares(element_type(gradient), gradient.const_data_ptr(),
+                                      static_cast<std::size_t>(gradient.numel()), threads_));
       }
     }
     return combined_norm(sums);
@@ -94,25 +91,27 @@ class Ordinary final : public AdamWBackend {
     const at::Tensor gradient = aligned_gradient(trained);
     const at::Tensor parameter = trained.to(at::kCPU);  // where it is already, it is the same tensor
     State& state = states_[trained.unsafeGetTensorImpl()];
-    const bool has_master = parameter.scalar_type() == at::kBFloat16;
+    const ElementType type = element_type(parameter);
     if (state.step == 0) {
-      state.momentum = at::zeros_like(parameter, at::kFloat);
-      state.variance = at::zeros_like(parameter, at::kFloat);
-      if (has_master) {
-        state.master = at::zeros_like(parameter, at::kFloat);
+      const at::ScalarType moments = moment_type(format_) == ElementType::float32 ? at::kFloat : at::kBFloat16;
+      state.momentum = at::zeros_like(parameter, moments);
+      state.variance = at::zeros_like(parameter, moments);
+      if (const std::size_t bytes = master_bytes(format_, type); bytes != 0) {
+        state.master = at::zeros_like(parameter, bytes == sizeof(float) ? at::kFloat : at::kShort);
       }
     }
     const AdamWStep step(options, ++state.step, scale);
-    auto* momentum = state.momentum.mutable_data_ptr<float>();
-    auto* variance = state.variance.mutable_data_ptr<float>();
-    const auto count = static_cast<std::size_t>(parameter.numel());
-    if (has_master) {
-      adamw_update(step, static_cast<std::uint16_t*>(parameter.mutable_data_ptr()), bits(gradient),
-                   state.master.mutable_data_ptr<float>(), momentum, variance, count);
-    } else {
-      adamw_update(step, parameter.mutable_data_ptr<float>(), gradient.const_data_ptr<float>(), momentum, variance,
-                   count);
-    }
+    adamw_update(step,
+                 {.parameter_type = type,
+                  .gradient_type = type,
+                  .states = format_,
+                  .parameter = parameter.mutable_data_ptr(),
+                  .gradient = gradient.const_data_ptr(),
+                  .master = state.master.defined() ? state.master.mutable_data_ptr() : nullptr,
+                  .momentum = state.momentum.mutable_data_ptr(),
+                  .variance = state.variance.mutable_data_ptr(),
+                  .count = static_cast<std::size_t>(parameter.numel())},
+                 threads_);
     if (!trained.is_cpu()) {
       trained.copy_(parameter);  // which bumps its version
       return;
@@ -120,12 +119,14 @@ class Ordinary final : public AdamWBackend {
     trained.unsafeGetTensorImpl()->bump_version();
   }
 
+  const StateFormat format_;
+  const UpdateThreads threads_{at::get_num_threads()};
   std::unordered_map<const c10::TensorImpl*, State> states_;
   std::optional<double> norm_;
 };
 
 }  // namespace
 
-std::unique_ptr<AdamWBackend> make_ordinary_backend() { return std::make_unique<Ordinary>(); }
+std::unique_ptr<AdamWBackend> make_ordinary_backend(StateFormat states) { return std::make_unique<Ordinary>(states); }
 
 }  // namespace terrace

@@ -140,6 +140,11 @@ void require_laid_out(const CheckpointManifest& manifest) {
   if (end != manifest.data_bytes) refuse("its records are not as large as its data file");
 }
 
+/// A master is whole, or the lower half beside a parameter of two bytes.
+bool is_type_of_state(Kind kind, std::string_view dtype) {
+  return dtype == "float32" || dtype == (kind == Kind::master ? "uint16" : "bfloat16");
+}
+
 void require_whole(const CheckpointManifest& manifest) {
   std::map<std::string_view, std::map<Kind, const CheckpointRecord*>> by_name;
   for (const CheckpointRecord& record : manifest.records) {
@@ -156,7 +161,8 @@ void require_whole(const CheckpointManifest& manifest) {
         refuse(std::string(name_of(kind)) + " of '" + std::string(name) + "' is " +
                (is_expected ? "missing" : "of no parameter that has one"));
       }
-      if (is_expected && (state->second->dtype != "float32" || state->second->shape != parameter->second->shape)) {
+      if (is_expected &&
+          (!is_type_of_state(kind, state->second->dtype) || state->second->shape != parameter->second->shape)) {
         refuse(describe(*state->second) + " does not go with its parameter");
       }
     }
@@ -252,9 +258,9 @@ CheckpointManifest parse_manifest(const std::string& text, const std::filesystem
     require_checksum(text);
     const Json json = Json::parse(text);
     if (json.at("format").get_ref<const std::string&>() != format_name) refuse("it is of another format");
-    if (const std::uint64_t version = number(json, "version"); version != checkpoint_version) {
+    if (const std::uint64_t version = number(json, "version"); version == 0 || version > checkpoint_version) {
       throw ConfigError("checkpoint: " + file.string() + " has version " + std::to_string(version) +
-                            "; this program knows version " + std::to_string(checkpoint_version),
+                            "; this program knows up to version " + std::to_string(checkpoint_version),
                         "use the program that saved it, or one as new");
     }
     return manifest_of(json);

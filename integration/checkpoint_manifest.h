@@ -41,7 +41,8 @@ struct CheckpointManifest {
 };
 
 inline constexpr std::uint64_t checkpoint_alignment = 4096;
-inline constexpr int checkpoint_version = 1;
+/// Of what is written. The one before, in which all states are fp32, is read too.
+inline constexpr int checkpoint_version = 2;
 /// Of a manifest's text: a file that is larger is none, and need not be read to know it. Several million records.
 inline constexpr std::uint64_t checkpoint_manifest_most_bytes = std::uint64_t{1} << 30;
 /// Of all notes together: in a manifest, where a byte may take six, they leave room for the records.

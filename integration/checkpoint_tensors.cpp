@@ -83,14 +83,16 @@ std::int64_t position_of(const at::Tensor& buffer, std::uint64_t offset) {
 
 }  // namespace
 
-CheckpointRecord record_of(const ManagedParameter& parameter, RecordKind kind) {
+CheckpointRecord record_of(const ManagedParameter& parameter, RecordKind kind, StateFormat states) {
   CheckpointRecord record = record_of(parameter.name, kind, parameter.tensor);
   record.strides = parameter.tensor.strides().vec();
   if (kind == RecordKind::parameter) {
     record.updates = parameter.updates;
     record.aliases = parameter.aliases;
+  } else if (kind == RecordKind::master) {
+    record.dtype = states == StateFormat::float32 ? "float32" : "uint16";  // or the lower halves
   } else {
-    record.dtype = "float32";
+    record.dtype = moment_type(states) == ElementType::float32 ? "float32" : "bfloat16";
   }
   return record;
 }

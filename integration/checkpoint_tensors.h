@@ -23,7 +23,7 @@ std::string default_generator_name(c10::Device device);
 
 /// The record of a parameter's run in its chunk of one kind, without what only writing it tells. Throws LogicError if
 /// its type has no name in a checkpoint.
-CheckpointRecord record_of(const ManagedParameter& parameter, CheckpointRecord::Kind kind);
+CheckpointRecord record_of(const ManagedParameter& parameter, CheckpointRecord::Kind kind, StateFormat states);
 /// Throws LogicError also if the buffer is not dense, or not on the CPU or a CUDA device.
 CheckpointRecord record_of(const ManagedBuffer& buffer);
 

@@ -10,7 +10,9 @@
 namespace terrace {
 namespace {
 
-bool needs_master(at::ScalarType type) { return type != at::kFloat; }
+ElementType element_type(at::ScalarType type) {
+  return type == at::kFloat ? ElementType::float32 : ElementType::bfloat16;
+}
 
 std::uint64_t saturating_subtract(std::uint64_t from, std::uint64_t what) { return from - std::min(from, what); }
 
@@ -24,7 +26,7 @@ void SessionState::add_optimizer_chunks() {
       if (!info.trainable || chunk_sets_[set].momentum || (info.type != at::kFloat && info.type != at::kBFloat16)) {
         continue;
       }
-      if (kind != Kind::master || needs_master(info.type)) {
+      if (bytes_of(ChunkRequest{set, kind}) > 0) {
         requests.push_back({set, kind});
       }
     }
@@ -41,6 +43,8 @@ void SessionState::add_optimizer_chunks() {
   try {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       place_of(requests[i]) = add_chunk(requests[i], homes[i]);
+      chunk_sets_[requests[i].set].type = element_type(set_infos_[requests[i].set].type);
+      chunk_sets_[requests[i].set].states = state_format_;
     }
     check_room_to_work();
   } catch (...) {
@@ -106,16 +110,25 @@ void SessionState::remove_set(std::uint32_t set) {
 
 std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
   const SetInfo& info = set_infos_[request.set];
-  const bool in_parameter_type = request.kind == Kind::parameter || request.kind == Kind::gradient;
-  return info.elements * (in_parameter_type ? c10::elementSize(info.type) : sizeof(float));
+  switch (request.kind) {
+    case Kind::master:
+      return info.elements * master_bytes(state_format_, element_type(info.type));
+    case Kind::momentum:
+    case Kind::variance:
+      return info.elements * terrace::bytes_of(moment_type(state_format_));
+    default:
+      return info.elements * c10::elementSize(info.type);
+  }
 }
 
 std::uint64_t SessionState::update_room(std::uint32_t set) const {
-  const auto room = [&](Kind kind) { return memory_.stream().room_bytes(bytes_of({set, kind}))[index_of(Tier::host)]; };
+  const auto room = [&](Kind kind) {
+    const std::uint64_t bytes = bytes_of({set, kind});
+    return bytes == 0 ? 0 : memory_.stream().room_bytes(bytes)[index_of(Tier::host)];
+  };
   std::uint64_t bytes = room(Kind::parameter);
   if (set_infos_[set].trainable) {
-    bytes += room(Kind::gradient) + room(Kind::momentum) + room(Kind::variance);
-    bytes += needs_master(set_infos_[set].type) ? room(Kind::master) : 0;
+    bytes += room(Kind::gradient) + room(Kind::master) + room(Kind::momentum) + room(Kind::variance);
   }
   return bytes;
 }

@@ -203,24 +203,32 @@ void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& rec
     }
   }
   Differences differences;
+  // Whether the checkpoint has the same.
   const auto compare = [&](const CheckpointRecord& ours) {
     const auto found = theirs.find({ours.name, ours.kind});
     if (found == theirs.end()) {
       const auto other = tied.find(ours.name);
       differences.add(describe(ours) + " is not in the checkpoint" +
                       (other == tied.end() ? "" : ", where it is tied to '" + other->second + "'"));
-      return;
+      return false;
     }
     const CheckpointRecord& there = *found->second;
     const bool same_shape = there.dtype == ours.dtype && there.shape == ours.shape;
-    if (!same_shape || there.strides != ours.strides) {
+    const bool is_same = same_shape && there.strides == ours.strides;
+    if (!is_same) {
       differences.add(describe(ours) + " is " + shape_of(there, same_shape) + " in the checkpoint and " +
                       shape_of(ours, same_shape) + " in the session");
     }
     theirs.erase(found);
+    return is_same;
   };
   for (const ManagedParameter& parameter : parameters_) {
-    compare(record_of(parameter, RecordKind::parameter));
+    const bool is_same = compare(record_of(parameter, RecordKind::parameter, state_format_));
+    for (const RecordKind kind : {RecordKind::master, RecordKind::momentum, RecordKind::variance}) {
+      if (is_same && parameter.gradient_chunk && theirs.contains({parameter.name, kind})) {
+        compare(record_of(parameter, kind, state_format_));
+      }
+    }
   }
   for (const ManagedBuffer& buffer : buffers_) {
     compare(record_of(buffer));
@@ -243,7 +251,7 @@ void SessionState::require_same_tensors(const std::vector<CheckpointRecord>& rec
   }
   if (differences.any()) {
     throw ConfigError("checkpoint: it is not of what the session manages:" + differences.text(),
-                      "manage the model that was saved, built with the same options");
+                      "manage the model that was saved, built with the same options and the same optimizer.states");
   }
 }
 

@@ -94,7 +94,7 @@ void SessionState::save_parameters(CheckpointWriter& writer) const {
       const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::read}};
       const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
       for (const ManagedParameter* parameter : saved) {
-        const CheckpointRecord record = record_of(*parameter, kind);
+        const CheckpointRecord record = record_of(*parameter, kind, state_format_);
         const std::uint64_t bytes = parameter->elements * checkpoint_dtype_bytes(record.dtype).value();
         writer.begin(record);
         for (std::uint64_t done = 0; done < bytes;) {

@@ -23,11 +23,12 @@ class SessionState::OpPins final : public at::ObserverContext, public OpenStorag
 
 SessionState::SessionState(const Config& config)
     : config_(config),
+      state_format_(state_format(config.optimizer.states)),
       memory_(config),
       spillable_(
           memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); },
           [this] { gradients_->notice_dead_storages(); }),
-      updates_(std::make_unique<UpdateQueue>(memory_.stream(), updates_run_in_background())),
+      updates_(std::make_unique<UpdateQueue>(memory_.stream(), updates_run_in_background(), update_thread_count())),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();

@@ -197,6 +197,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void read_run(const ManagedStorage& storage, std::uint64_t bytes, const c10::DataPtr& data);
 
   const Config config_;
+  const StateFormat state_format_;
   mutable std::recursive_mutex program_mutex_;
   SessionMemory memory_;
   const std::shared_ptr<StorageRegistry> registry_ = std::make_shared<StorageRegistry>();

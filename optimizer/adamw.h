@@ -14,9 +14,9 @@
 ///     run is cut into calls.
 ///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds m and v twice;
 ///     `adamw_uses_fma` tells.
-///   - The moments are LibTorch's, bit for bit. So are the parameters, but for about one element in 150 whose square
-///   root
-///     LibTorch rounds the other way, which moves that element's change of p by at most a few units in its last place.
+///   - fp32 moments are LibTorch's, bit for bit. So are fp32 parameters, but for about one element in 150 whose square
+///     root LibTorch rounds the other way, which moves that element's change of p by at most a few units in its last
+///     place.
 ///   - NaN and infinity go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
 ///
 /// Pure functions: any thread may call them, at the same time on distinct arrays. Arrays may not overlap. Pointers need
@@ -25,6 +25,10 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "optimizer/element_type.h"
+#include "optimizer/state_format.h"
+#include "optimizer/update_threads.h"
 
 namespace terrace {
 
@@ -35,45 +39,50 @@ struct AdamWOptions {
   double beta2;
   double epsilon;
   double weight_decay;
+  bool maximize = false;  ///< goes up the gradient
 };
 
 /// The coefficients of one step, computed in double as LibTorch does and rounded to fp32 once.
 struct AdamWStep {
   /// `step` is the count that includes this step: 1 for the first one. `gradient_scale` is the clip coefficient;
-  /// 1 means none.
+  /// 1 means none. A factor that gradients were scaled by is undone by it too.
   AdamWStep(const AdamWOptions& options, std::int64_t step, float gradient_scale = 1.0f);
 
-  float gradient_scale;
-  float decay;  // 1 - learning_rate * weight_decay
+  float gradient_scale;  // negative to maximize
+  float decay;           // 1 - learning_rate * weight_decay
   float beta1;
   float one_minus_beta1;
   float beta2;
   float one_minus_beta2;
   float root_bias_correction2;  // sqrt(1 - beta2^step)
   float epsilon;
-  float step_size;  // -learning_rate / (1 - beta1^step)
+  float step_size;     // -learning_rate / (1 - beta1^step)
+  std::uint32_t seed;  // of what is rounded at random in this step
 };
 
-/// fp32 parameters.
-void adamw_update(const AdamWStep& step,
-                  float* parameter,       // [count] read and written
-                  const float* gradient,  // [count]
-                  float* momentum,        // [count] read and written
-                  float* variance,        // [count] read and written
-                  std::size_t count);
-
-/// bf16 parameters and gradients, each as its 16 bits, with an fp32 master.
+/// A run of elements and what is kept of them. Each array has `count` elements, of the types that `states` says.
 ///
-/// An element whose parameter differs, by its bits, from its rounded master was written by somebody else: its master
-/// then starts from the parameter. So a master of zeros initialises itself, and in-place writes to parameters are
-/// honoured. The parameter is written as the rounded master (optimizer/bfloat16.h states the rounding).
-void adamw_update(const AdamWStep& step,
-                  std::uint16_t* parameter_bf16,       // [count] read and written
-                  const std::uint16_t* gradient_bf16,  // [count]
-                  float* master,                       // [count] read and written
-                  float* momentum,                     // [count] read and written
-                  float* variance,                     // [count] read and written
-                  std::size_t count);
+/// Beside a bf16 parameter there is a master. A whole one that differs, once rounded, from its parameter by its bits
+/// starts from the parameter, which somebody else has written. So a master of zeros initialises itself, as do lower
+/// halves. The parameter is written as the rounded master.
+struct AdamWRun {
+  ElementType parameter_type;  ///< float32 or bfloat16
+  ElementType gradient_type;
+  StateFormat states;
+  void* parameter;       ///< read and written
+  const void* gradient;  ///< read
+  void* master;          ///< read and written; null where the parameter is fp32
+  void* momentum;        ///< read and written
+  void* variance;        ///< read and written
+  std::size_t count;
+};
+
+void adamw_update(const AdamWStep& step, const AdamWRun& run);
+/// The same, in parts on several threads. Allocates.
+void adamw_update(const AdamWStep& step, const AdamWRun& run, const UpdateThreads& threads);
+
+/// The run's elements from `first` on, `count` of them.
+AdamWRun part_of(const AdamWRun& run, std::size_t first, std::size_t count);
 
 /// The instruction set that `adamw_update` runs with here, as Highway names it ("AVX2", "AVX3", "NEON").
 const char* adamw_instruction_set();

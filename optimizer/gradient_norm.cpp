@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "optimizer/bfloat16.h"
+#include "optimizer/float16.h"
 
 // Highway compiles this file once for each instruction set and picks the best one at run time.
 // clang-format off
@@ -20,43 +22,62 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr std::size_t kLanes = SquaredNorm::kLanes;
+constexpr std::size_t kLanes = BlockOfSquares::kLanes;
 
 // A vector holds some of the 16 lanes; which ones share a vector makes no difference to any of them.
 using Doubles = hn::CappedTag<double, kLanes>;
 using Floats = hn::Rebind<float, Doubles>;
 
-HWY_INLINE hn::Vec<Doubles> load_as_double(const float* gradient) {
-  return hn::PromoteTo(Doubles(), hn::LoadU(Floats(), gradient));
-}
+using Words = hn::Rebind<std::uint32_t, Floats>;
+using Halves = hn::Rebind<std::uint16_t, Floats>;
 
-HWY_INLINE hn::Vec<Doubles> load_as_double(const std::uint16_t* gradient_bf16) {
-  const hn::Rebind<std::uint32_t, Floats> d32;
-  const hn::Rebind<std::uint16_t, Floats> d16;
-  const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, gradient_bf16)));
-  return hn::PromoteTo(Doubles(), hn::BitCast(Floats(), bits));
-}
+#include "optimizer/widening.inc"
 
-// Adds `groups` times 16 elements to the 16 lanes.
-template <class T>
-HWY_INLINE void add_groups(const T* HWY_RESTRICT gradient, std::size_t groups, double* HWY_RESTRICT sums) {
+struct Float32 {
+  using Lane = float;
+  static HWY_INLINE hn::Vec<Floats> load(const Lane* from) { return hn::LoadU(Floats(), from); }
+};
+
+struct Bfloat16 {
+  using Lane = std::uint16_t;
+  static HWY_INLINE hn::Vec<Floats> load(const Lane* from) {
+    return widened_bfloat16(Words(), hn::PromoteTo(Words(), hn::LoadU(Halves(), from)));
+  }
+};
+
+struct Float16 {
+  using Lane = std::uint16_t;
+  static HWY_INLINE hn::Vec<Floats> load(const Lane* from) {
+    return widened_float16(Words(), hn::PromoteTo(Words(), hn::LoadU(Halves(), from)));
+  }
+};
+
+template <class Type>
+void add_groups_of(const void* elements, std::size_t groups, double* HWY_RESTRICT sums) {
+  const auto* HWY_RESTRICT gradient = static_cast<const typename Type::Lane*>(elements);
   const Doubles d;
   const std::size_t width = hn::Lanes(d);
   HWY_ALIGN double lanes[kLanes];
   std::copy(sums, sums + kLanes, lanes);
   for (std::size_t group = 0; group < groups; ++group, gradient += kLanes) {
     for (std::size_t lane = 0; lane < kLanes; lane += width) {
-      const auto g = load_as_double(gradient + lane);
+      const auto g = hn::PromoteTo(d, Type::load(gradient + lane));
       hn::StoreU(hn::MulAdd(g, g, hn::LoadU(d, lanes + lane)), d, lanes + lane);
     }
   }
   std::copy(lanes, lanes + kLanes, sums);
 }
 
-void add_float(const float* gradient, std::size_t groups, double* sums) { add_groups(gradient, groups, sums); }
-
-void add_bfloat16(const std::uint16_t* gradient, std::size_t groups, double* sums) {
-  add_groups(gradient, groups, sums);
+// Adds `groups` times 16 elements to the 16 lanes.
+void add_groups(ElementType type, const void* gradient, std::size_t groups, double* sums) {
+  switch (type) {
+    case ElementType::float32:
+      return add_groups_of<Float32>(gradient, groups, sums);
+    case ElementType::bfloat16:
+      return add_groups_of<Bfloat16>(gradient, groups, sums);
+    case ElementType::float16:
+      return add_groups_of<Float16>(gradient, groups, sums);
+  }
 }
 
 }  // namespace
@@ -68,66 +89,70 @@ HWY_AFTER_NAMESPACE();
 namespace terrace {
 namespace {
 
-HWY_EXPORT(add_float);
-HWY_EXPORT(add_bfloat16);
+HWY_EXPORT(add_groups);
 
-void add_groups(const float* gradient, std::size_t groups, double* sums) {
-  HWY_DYNAMIC_DISPATCH(add_float)(gradient, groups, sums);
+double element(ElementType type, const void* gradient, std::size_t at) {
+  switch (type) {
+    case ElementType::float32:
+      return static_cast<const float*>(gradient)[at];
+    case ElementType::bfloat16:
+      return bfloat16_to_float(static_cast<const std::uint16_t*>(gradient)[at]);
+    case ElementType::float16:
+      return float16_to_float(static_cast<const std::uint16_t*>(gradient)[at]);
+  }
+  return 0;
 }
 
-void add_groups(const std::uint16_t* gradient, std::size_t groups, double* sums) {
-  HWY_DYNAMIC_DISPATCH(add_bfloat16)(gradient, groups, sums);
+}  // namespace
+
+void BlockOfSquares::add(ElementType type, const void* gradient, std::size_t count) noexcept {
+  const auto add_one_by_one = [&](std::size_t from, std::size_t to) {
+    for (std::size_t i = from; i < to; ++i) {
+      const double g = element(type, gradient, i);
+      lanes_[(position_ + i) % kLanes] += g * g;
+    }
+  };
+  // Up to the next whole group of lanes, the whole groups, the rest.
+  const std::size_t head = std::min(count, (kLanes - position_ % kLanes) % kLanes);
+  const std::size_t groups = (count - head) / kLanes;
+  add_one_by_one(0, head);
+  if (groups != 0) {
+    const void* const first = static_cast<const std::byte*>(gradient) + head * bytes_of(type);
+    HWY_DYNAMIC_DISPATCH(add_groups)(type, first, groups, lanes_);
+  }
+  add_one_by_one(head + groups * kLanes, count);
+  position_ += count;
 }
 
-double as_double(float value) { return value; }
-double as_double(std::uint16_t bfloat16) { return bfloat16_to_float(bfloat16); }
-
-double block_sum(const double (&lanes)[SquaredNorm::kLanes]) {
-  double sums[SquaredNorm::kLanes];
-  std::copy(std::begin(lanes), std::end(lanes), sums);
-  for (std::size_t half = SquaredNorm::kLanes / 2; half != 0; half /= 2) {
+double BlockOfSquares::sum() const noexcept {
+  double sums[kLanes];
+  std::copy(std::begin(lanes_), std::end(lanes_), sums);
+  for (std::size_t half = kLanes / 2; half != 0; half /= 2) {
     for (std::size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
   }
   return sums[0];
 }
 
-}  // namespace
+double sum_of_blocks(std::span<const double> blocks) noexcept {
+  double sum = 0;
+  for (const double block : blocks) sum += block;
+  return sum;
+}
 
-template <class T>
-void SquaredNorm::add_pieces(const T* gradient, std::size_t count) noexcept {
-  while (count != 0) {
-    const std::size_t piece = std::min(count, kBlockElements - position_);
-    const auto add_one_by_one = [&](std::size_t from, std::size_t to) {
-      for (std::size_t i = from; i < to; ++i) {
-        const double g = as_double(gradient[i]);
-        lanes_[(position_ + i) % kLanes] += g * g;
-      }
-    };
-    // Up to the next whole group of lanes, the whole groups, the rest.
-    const std::size_t head = std::min(piece, (kLanes - position_ % kLanes) % kLanes);
-    const std::size_t groups = (piece - head) / kLanes;
-    add_one_by_one(0, head);
-    if (groups != 0) add_groups(gradient + head, groups, lanes_);
-    add_one_by_one(head + groups * kLanes, piece);
-
-    position_ += piece;
-    gradient += piece;
-    count -= piece;
-    if (position_ == kBlockElements) {
-      full_blocks_ += block_sum(lanes_);
-      std::fill(std::begin(lanes_), std::end(lanes_), 0.0);
-      position_ = 0;
+double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads) {
+  std::vector<double> blocks(blocks_of_squares(count));
+  constexpr std::size_t in_a_part = 16;
+  threads.for_each((blocks.size() + in_a_part - 1) / in_a_part, [&](std::size_t part) {
+    for (std::size_t i = part * in_a_part; i < std::min(blocks.size(), (part + 1) * in_a_part); ++i) {
+      const std::size_t first = i * BlockOfSquares::kElements;
+      BlockOfSquares block;
+      block.add(type, static_cast<const std::byte*>(gradient) + first * bytes_of(type),
+                std::min(BlockOfSquares::kElements, count - first));
+      blocks[i] = block.sum();
     }
-  }
+  });
+  return sum_of_blocks(blocks);
 }
-
-void SquaredNorm::add(const float* gradient, std::size_t count) noexcept { add_pieces(gradient, count); }
-
-void SquaredNorm::add(const std::uint16_t* gradient_bf16, std::size_t count) noexcept {
-  add_pieces(gradient_bf16, count);
-}
-
-double SquaredNorm::sum() const noexcept { return full_blocks_ + block_sum(lanes_); }
 
 double combined_norm(std::span<const double> sums_of_squares) noexcept {
   double sum = 0;

@@ -5,36 +5,44 @@
 /// parameters in order. The square of an fp32 value is exact in double, so fused and separate multiply-add agree, and
 /// every instruction set gives the same bits. No square overflows; a NaN or infinite element shows in the sum.
 ///
-/// An object belongs to one thread at a time; distinct objects are independent. Nothing here throws or allocates.
+/// An object belongs to one thread at a time; distinct objects are independent.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "optimizer/element_type.h"
+#include "optimizer/update_threads.h"
+
 namespace terrace {
 
-/// The sum of squares of one parameter's gradient, fed from its first element to its last in pieces of any length.
-class SquaredNorm {
+/// The sum of squares of a block, fed from its first element to its last in pieces of any length.
+class BlockOfSquares {
  public:
-  static constexpr std::size_t kBlockElements = 4096;
+  static constexpr std::size_t kElements = 4096;
   static constexpr std::size_t kLanes = 16;
 
-  void add(const float* gradient, std::size_t count) noexcept;
-  /// bf16, each element as its 16 bits.
-  void add(const std::uint16_t* gradient_bf16, std::size_t count) noexcept;
+  /// Of at most as many elements as the block still has room for.
+  void add(ElementType type, const void* gradient, std::size_t count) noexcept;
 
-  /// The sum over what was added so far.
   double sum() const noexcept;
 
  private:
-  template <class T>
-  void add_pieces(const T* gradient, std::size_t count) noexcept;
-
-  double lanes_[kLanes] = {};  // of the current block
-  std::size_t position_ = 0;   // in the current block, in elements; below kBlockElements
-  double full_blocks_ = 0;     // sum of the blocks before it
+  double lanes_[kLanes] = {};
+  std::size_t position_ = 0;  // in elements
 };
+
+/// How many blocks the elements of a parameter fall into.
+constexpr std::size_t blocks_of_squares(std::uint64_t elements) noexcept {
+  return static_cast<std::size_t>((elements + BlockOfSquares::kElements - 1) / BlockOfSquares::kElements);
+}
+
+/// The sum of squares of one parameter's gradient, from those of its blocks.
+double sum_of_blocks(std::span<const double> blocks) noexcept;
+
+/// The same, of a gradient that lies in one piece.
+double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads);
 
 /// The 2-norm over several parameters, from their sums of squares in parameter order.
 double combined_norm(std::span<const double> sums_of_squares) noexcept;

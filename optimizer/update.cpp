@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
+#include <limits>
 #include <map>
 
 #include "base/clock.h"
@@ -11,6 +13,10 @@
 namespace terrace {
 namespace {
 
+/// What one thread does at a time, in elements: enough that asking for more is cheap, little enough that a small set of
+/// chunks occupies all threads. It is in whole blocks of squares.
+constexpr std::size_t elements_in_a_part = 8 * BlockOfSquares::kElements;
+
 /// One operand of a pinned chunk on the host, walked by elements.
 struct Operand {
   const Pin* pin;
@@ -18,47 +24,82 @@ struct Operand {
   std::uint64_t element_bytes;
 
   std::span<std::byte> at(std::uint64_t element) const { return pin->host_bytes(position, element * element_bytes); }
-
-  template <class T>
-  T* address(std::uint64_t element) const {
-    return reinterpret_cast<T*>(at(element).data());
-  }
+  /// How many elements from that one on lie in one piece.
+  std::uint64_t in_one_piece(std::uint64_t element) const { return at(element).size() / element_bytes; }
 };
 
-/// Calls `on_piece(first element, count)` for pieces of a segment that lie in one granule of every operand.
-template <std::size_t n, class OnPiece>
-void for_each_piece(const Segment& segment, const std::array<Operand, n>& operands, OnPiece&& on_piece) {
-  std::uint64_t element = segment.element_offset;
-  std::uint64_t left = segment.elements;
-  while (left > 0) {
-    std::uint64_t count = left;
-    for (const Operand& operand : operands) {
-      count = std::min<std::uint64_t>(count, operand.at(element).size() / operand.element_bytes);
+/// The chunks of a set in the order in which an update accesses them.
+struct Operands {
+  Operands(const Pin& pin, const ChunkSet& set)
+      : parameter{&pin, 0, bytes_of(set.type)},
+        gradient{&pin, 1, bytes_of(set.type)},
+        momentum{&pin, 2, bytes_of(moment_type(set.states))},
+        variance{&pin, 3, bytes_of(moment_type(set.states))} {
+    if (set.master) {
+      master = {&pin, 4, master_bytes(set.states, set.type)};
     }
-    on_piece(element, static_cast<std::size_t>(count));
+  }
+
+  std::uint64_t in_one_piece(std::uint64_t element) const {
+    std::uint64_t count = std::numeric_limits<std::uint64_t>::max();
+    for (const Operand& operand : {parameter, gradient, momentum, variance}) {
+      count = std::min(count, operand.in_one_piece(element));
+    }
+    return master ? std::min(count, master->in_one_piece(element)) : count;
+  }
+
+  Operand parameter, gradient, momentum, variance;
+  std::optional<Operand> master;
+};
+
+struct Part {
+  const Segment* segment;
+  AdamWStep step;
+  AdamWRun run;
+};
+
+/// Cuts a segment where memory is, and into what one thread does at a time.
+void add_parts(std::vector<Part>& parts, const Segment& segment, const Operands& operands, const AdamWStep& step) {
+  std::uint64_t element = segment.element_offset;
+  const std::uint64_t end = element + segment.elements;
+  while (element < end) {
+    const std::uint64_t count = std::min<std::uint64_t>(
+        {operands.in_one_piece(element), end - element, static_cast<std::uint64_t>(elements_in_a_part)});
+    parts.push_back({.segment = &segment,
+                     .step = step,
+                     .run = {.parameter_type = segment.chunks.type,
+                             .gradient_type = segment.chunks.type,
+                             .states = segment.chunks.states,
+                             .parameter = operands.parameter.at(element).data(),
+                             .gradient = operands.gradient.at(element).data(),
+                             .master = operands.master ? operands.master->at(element).data() : nullptr,
+                             .momentum = operands.momentum.at(element).data(),
+                             .variance = operands.variance.at(element).data(),
+                             .count = static_cast<std::size_t>(count)}});
     element += count;
-    left -= count;
   }
 }
 
-void update_fp32(const Pin& pin, const Segment& segment, const AdamWStep& step) {
-  const std::array operands{Operand{&pin, 0, sizeof(float)}, Operand{&pin, 1, sizeof(float)},
-                            Operand{&pin, 2, sizeof(float)}, Operand{&pin, 3, sizeof(float)}};
-  for_each_piece(segment, operands, [&](std::uint64_t element, std::size_t count) {
-    adamw_update(step, operands[0].address<float>(element), operands[1].address<const float>(element),
-                 operands[2].address<float>(element), operands[3].address<float>(element), count);
-  });
+/// An optimizer begins without states, whatever one before it has left in the run.
+void clear_states(const AdamWRun& run) {
+  const std::size_t moment_bytes = run.count * bytes_of(moment_type(run.states));
+  std::memset(run.momentum, 0, moment_bytes);
+  std::memset(run.variance, 0, moment_bytes);
+  if (run.master != nullptr) {
+    std::memset(run.master, 0, run.count * master_bytes(run.states, run.parameter_type));
+  }
 }
 
-void update_bf16(const Pin& pin, const Segment& segment, const AdamWStep& step) {
-  const std::array operands{Operand{&pin, 0, sizeof(std::uint16_t)}, Operand{&pin, 1, sizeof(std::uint16_t)},
-                            Operand{&pin, 2, sizeof(float)}, Operand{&pin, 3, sizeof(float)},
-                            Operand{&pin, 4, sizeof(float)}};
-  for_each_piece(segment, operands, [&](std::uint64_t element, std::size_t count) {
-    adamw_update(step, operands[0].address<std::uint16_t>(element), operands[1].address<const std::uint16_t>(element),
-                 operands[4].address<float>(element), operands[2].address<float>(element),
-                 operands[3].address<float>(element), count);
-  });
+double sum_of_block(const Segment& segment, const Operand& gradient, std::size_t index) {
+  const std::uint64_t first = std::uint64_t{index} * BlockOfSquares::kElements;
+  const std::uint64_t end = segment.element_offset + std::min(segment.elements, first + BlockOfSquares::kElements);
+  BlockOfSquares block;
+  for (std::uint64_t element = segment.element_offset + first; element < end;) {
+    const std::uint64_t count = std::min(gradient.in_one_piece(element), end - element);
+    block.add(segment.chunks.type, gradient.at(element).data(), static_cast<std::size_t>(count));
+    element += count;
+  }
+  return block.sum();
 }
 
 /// Counts the time until its end, where it is a thread of the program's that updates.
@@ -79,25 +120,13 @@ class OwnArithmetic {
   const Stopwatch stopwatch_;
 };
 
-/// An optimizer begins without states, whatever one before it has left in the run.
-void clear_states(const Pin& pin, const Segment& segment) {
-  const auto clear = [&](std::size_t position) {
-    const std::array operands{Operand{&pin, position, sizeof(float)}};
-    for_each_piece(segment, operands, [&](std::uint64_t element, std::size_t count) {
-      std::fill_n(operands[0].address<float>(element), count, 0.0f);
-    });
-  };
-  clear(2);
-  clear(3);
-  if (segment.chunks.master) {
-    clear(4);
-  }
-}
-
 }  // namespace
 
-QueuedUpdate::QueuedUpdate(AccessStream& stream, UpdateJob job)
-    : stream_(stream), segment_count_(job.segments.size()), max_gradient_norm_(job.max_gradient_norm) {
+QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job)
+    : stream_(stream),
+      threads_(threads),
+      segment_count_(job.segments.size()),
+      max_gradient_norm_(job.max_gradient_norm) {
   std::map<ChunkId, std::size_t> item_of;
   for (std::size_t position = 0; position < job.segments.size(); ++position) {
     Segment& segment = job.segments[position];
@@ -138,17 +167,16 @@ void QueuedUpdate::find_norm(AccessOrigin origin) {
     const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
     const Pin pin = stream_.acquire(accesses, origin);
     const OwnArithmetic arithmetic(stream_, origin);
-    const std::array operands{Operand{&pin, 0, item.chunks.master ? sizeof(std::uint16_t) : sizeof(float)}};
+    const Operand gradient{&pin, 0, bytes_of(item.chunks.type)};
     for (const auto& [position, segment] : item.segments) {
-      SquaredNorm squared;
-      for_each_piece(segment, operands, [&](std::uint64_t element, std::size_t count) {
-        if (item.chunks.master) {
-          squared.add(operands[0].address<const std::uint16_t>(element), count);
-        } else {
-          squared.add(operands[0].address<const float>(element), count);
+      std::vector<double> blocks(blocks_of_squares(segment.elements));
+      constexpr std::size_t in_a_part = elements_in_a_part / BlockOfSquares::kElements;
+      threads_.for_each((blocks.size() + in_a_part - 1) / in_a_part, [&, &each = segment](std::size_t part) {
+        for (std::size_t i = part * in_a_part; i < std::min(blocks.size(), (part + 1) * in_a_part); ++i) {
+          blocks[i] = sum_of_block(each, gradient, i);
         }
       });
-      sums[position] = squared.sum();
+      sums[position] = sum_of_blocks(blocks);
     }
   }
   norm_ = combined_norm(sums);
@@ -167,13 +195,17 @@ void QueuedUpdate::update(std::size_t at, AccessOrigin origin) {
 }
 
 void QueuedUpdate::update(const Item& item, const Pin& pin) const {
+  const Operands operands(pin, item.chunks);
+  std::vector<Part> parts;
   for (const auto& [position, segment] : item.segments) {
-    if (segment.step == 1) {
-      clear_states(pin, segment);
-    }
-    const AdamWStep step(segment.options, segment.step, scale_);
-    item.chunks.master ? update_bf16(pin, segment, step) : update_fp32(pin, segment, step);
+    add_parts(parts, segment, operands, AdamWStep(segment.options, segment.step, scale_));
   }
+  threads_.for_each(parts.size(), [&](std::size_t i) {
+    if (parts[i].segment->step == 1) {
+      clear_states(parts[i].run);
+    }
+    adamw_update(parts[i].step, parts[i].run);
+  });
 }
 
 }  // namespace terrace

@@ -10,11 +10,14 @@
 
 #include "memory/access_stream.h"
 #include "optimizer/adamw.h"
+#include "optimizer/update_threads.h"
 
 namespace terrace {
 
-/// The chunks of one index: the same parameters at the same element offsets.
+/// The chunks of one index: the same parameters at the same element offsets, and what they hold of each.
 struct ChunkSet {
+  ElementType type = ElementType::float32;  ///< of parameters and gradients
+  StateFormat states = StateFormat::float32;
   ChunkId parameter = 0;
   std::optional<ChunkId> gradient;
   std::optional<ChunkId> master;  ///< only where the parameter is not fp32
@@ -41,7 +44,8 @@ struct UpdateJob {
 
 class QueuedUpdate {
  public:
-  QueuedUpdate(AccessStream& stream, UpdateJob job);
+  /// Both outlive it.
+  QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job);
 
   /// Sets of chunks with something to update, in the order in which the program needs them next.
   std::size_t size() const noexcept { return items_.size(); }
@@ -68,6 +72,7 @@ class QueuedUpdate {
   void update(const Item& item, const Pin& pin) const;
 
   AccessStream& stream_;
+  const UpdateThreads& threads_;
   std::vector<Item> items_;
   std::size_t segment_count_;
   double max_gradient_norm_;

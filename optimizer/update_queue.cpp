@@ -24,7 +24,7 @@ bool is_passing(const std::exception_ptr& error) {
 
 }  // namespace
 
-UpdateQueue::UpdateQueue(AccessStream& stream, bool background) : stream_(stream) {
+UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads) : stream_(stream), threads_(threads) {
   note_instruction_set();
   stream_.set_prior_work(this);
   if (background) {
@@ -52,7 +52,7 @@ UpdateQueue::~UpdateQueue() {
 UpdateTicket UpdateQueue::submit(UpdateJob job) {
   finish();
   Lock lock(mutex_);
-  job_ = std::make_shared<QueuedUpdate>(stream_, std::move(job));
+  job_ = std::make_shared<QueuedUpdate>(stream_, threads_, std::move(job));
   states_.assign(job_->size(), State::queued);
   left_ = job_->size();
   next_ = 0;

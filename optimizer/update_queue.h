@@ -41,7 +41,8 @@ class UpdateQueue final : public PriorWork {
  public:
   /// Asks `stream`, which outlives it, to send accesses here. `background`: whether a thread of its own works on what
   /// is queued; otherwise whoever needs a set updates it. What the kernels lack on this CPU is noted as a fallback.
-  UpdateQueue(AccessStream& stream, bool background);
+  /// `threads`: that the arithmetic runs on.
+  UpdateQueue(AccessStream& stream, bool background, int threads);
   ~UpdateQueue() override;
   UpdateQueue(const UpdateQueue&) = delete;
   UpdateQueue& operator=(const UpdateQueue&) = delete;
@@ -74,6 +75,7 @@ class UpdateQueue final : public PriorWork {
   void end_item(std::size_t item, const Lock& lock);
 
   AccessStream& stream_;
+  const UpdateThreads threads_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   UpdateTicket job_;

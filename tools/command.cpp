@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "tools/adam_bench.h"
 #include "tools/bench.h"
 #include "tools/exit_code.h"
 #include "tools/inspect.h"
@@ -213,6 +214,44 @@ void run_bench_nvme(BenchNvmeArguments& arguments) {
   bench_nvme(options);
 }
 
+struct BenchAdamArguments {
+  std::vector<std::string> parameters;
+  BenchAdamOptions options;
+};
+
+CLI::App* add_bench_adam(CLI::App& bench, BenchAdamArguments& arguments) {
+  CLI::App* adam = bench.add_subcommand("adam", "Time the optimizer's update against the memory traffic it needs");
+  adam->add_option("--parameters", arguments.parameters,
+                   "How many are updated, as in 48Mi; may be given several times. 64Ki to 256Mi, unless given")
+      ->type_name("COUNT")
+      ->allow_extra_args(false);
+  adam->add_option("--rounds", arguments.options.rounds, "Rounds of each side, which take turns")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(at_least(1));
+  adam->add_flag("--json", arguments.options.json, "Report as JSON");
+  adam->footer("Example:\n  terrace bench adam --parameters 48Mi");
+  return adam;
+}
+
+void run_bench_adam(BenchAdamArguments& arguments) {
+  BenchAdamOptions& options = arguments.options;
+  if (!arguments.parameters.empty()) options.parameters.clear();
+  for (const std::string& count : arguments.parameters) {
+    // A number with the prefixes of sizes: 48Mi.
+    std::uint64_t parameters = 0;
+    try {
+      parameters = parse_bytes(count + "B");
+    } catch (const ConfigError&) {
+    }
+    if (parameters == 0 || parameters > (std::uint64_t{1} << 40U)) {
+      throw ConfigError("--parameters " + count + " is no number such as 1000000 or 48Mi");
+    }
+    options.parameters.push_back(parameters);
+  }
+  bench_adam(options);
+}
+
 CLI::App* add_bench_step(CLI::App& bench, BenchStepOptions& options) {
   CLI::App* step = bench.add_subcommand("step", "Time training steps against the floors under them and plain LibTorch");
   std::string names;
@@ -272,6 +311,8 @@ ExitCode run(int argc, char** argv) {
   const CLI::App* link = add_bench_link(*bench, link_arguments);
   BenchNvmeArguments nvme_arguments;
   const CLI::App* nvme = add_bench_nvme(*bench, nvme_arguments);
+  BenchAdamArguments adam_arguments;
+  const CLI::App* adam = add_bench_adam(*bench, adam_arguments);
   InspectArguments inspect_arguments;
   const CLI::App* inspect = add_inspect(app, inspect_arguments);
   try {
@@ -284,6 +325,7 @@ ExitCode run(int argc, char** argv) {
                                     : inspect->parsed() ? "see terrace inspect --help"
                                     : link->parsed()    ? "see terrace bench link --help"
                                     : nvme->parsed()    ? "see terrace bench nvme --help"
+                                    : adam->parsed()    ? "see terrace bench adam --help"
                                     : bench->parsed()   ? "see terrace bench step --help"
                                                         : "see terrace --help");
   }
@@ -294,6 +336,10 @@ ExitCode run(int argc, char** argv) {
   }
   if (nvme->parsed()) {
     run_bench_nvme(nvme_arguments);
+    return ExitCode::done;
+  }
+  if (adam->parsed()) {
+    run_bench_adam(adam_arguments);
     return ExitCode::done;
   }
   if (step->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;

@@ -70,7 +70,7 @@ void Training::build() {
   } else {
     model_ = make();
     model_->to(device_);
-    optimizer_.emplace(parameter_groups(*model_, options), options);
+    optimizer_.emplace(parameter_groups(*model_, options), options, state_format(config_.optimizer.states));
   }
   optimizer_->max_gradient_norm(config_.train.max_gradient_norm);
 }

@@ -98,10 +98,10 @@ TEST(CheckpointManifest, says_again_what_it_was_made_of) {
 
 TEST(CheckpointManifest, another_version_is_told_as_such) {
   try {
-    parse_manifest(changed("\"version\": 1", "\"version\": 2"), "the/manifest.json");
+    parse_manifest(changed("\"version\": 2", "\"version\": 3"), "the/manifest.json");
     FAIL() << "accepted";
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("the/manifest.json has version 2"), HasSubstr("hint: ")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("the/manifest.json has version 3"), HasSubstr("hint: ")));
   }
 }
 
@@ -169,7 +169,7 @@ TEST(CheckpointManifest, records_that_no_save_writes_are_refused) {
 TEST(CheckpointManifest, values_of_other_json_types_are_refused) {
   for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
            {"\"format\": \"terrace checkpoint\"", "\"format\": 1"},
-           {"\"version\": 1", "\"version\": \"1\""},
+           {"\"version\": 2", "\"version\": \"2\""},
            {"\"data\": \"data.0123456789abcdef\"", "\"data\": {}"},
            {"\"name\": \"weight\"", "\"name\": 5"},
            {"\"kind\": \"master\"", "\"kind\": null"},

@@ -188,6 +188,37 @@ TEST_F(CheckpointSession, goes_on_to_the_bits_of_a_run_that_was_not_interrupted_
   }
 }
 
+TEST_F(CheckpointSession, goes_on_with_states_of_every_format_and_refuses_those_of_another) {
+  const std::vector<std::string> formats{"float32", "split", "split_bfloat16"};
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (std::size_t i = 0; i < formats.size(); ++i) {
+      SCOPED_TRACE(formats[i] + " of " + c10::toString(type));
+      Config config = on_nvme(nvme);
+      config.optimizer.states = formats[i];
+      save_after_three_steps(config, type);
+      {
+        World world(config, type, 9);
+        world.session.load(folder);
+        EXPECT_EQ(world.train(3), later_losses);
+        expect_same_bits(world.copies(), later_copies);
+      }
+      const std::size_t other = (i + 1) % formats.size();
+      config.optimizer.states = formats[other];
+      World world(config, type, 9);
+      const Tensors before = world.copies();
+      if (type == at::kFloat && i == 0) {
+        world.session.load(folder);  // without a master there is nothing to split
+        EXPECT_EQ(world.train(3), later_losses);
+        continue;
+      }
+      const std::string message = message_of<ConfigError>([&] { world.session.load(folder); });
+      EXPECT_THAT(message, HasSubstr("of 'tied' is "));
+      EXPECT_THAT(message, HasSubstr("the same optimizer.states"));
+      expect_same_bits(world.copies(), before);
+    }
+  }
+}
+
 TEST_F(CheckpointSession, goes_back_to_a_checkpoint_in_the_same_session) {
   World world(on_nvme(nvme), at::kBFloat16);
   world.session.save(folder);

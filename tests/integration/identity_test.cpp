@@ -70,6 +70,8 @@ optimizer={host=0.3, nvme=0.7}
      200 << 10, true},
 };
 
+constexpr std::array<const char*, 3> state_formats{"float32", "split", "split_bfloat16"};
+
 /// How the same memory is worked with. Each combination is run in three ways, which differ in all of this.
 struct Way {
   std::int64_t prefetch;
@@ -77,10 +79,11 @@ struct Way {
   const char* engine;
   const char* activations;
   int threads;  ///< fewer than cores: updates run in the background, otherwise by whoever needs them
+  std::size_t states;
 
   std::string name() const {
     return "prefetch " + std::to_string(prefetch) + ", " + update + ", " + engine + ", " + activations + ", " +
-           std::to_string(threads) + " threads";
+           std::to_string(threads) + " threads, " + state_formats[states] + " states";
   }
 };
 
@@ -94,7 +97,8 @@ Way way_of(std::size_t combination, std::size_t way) {
           .update = odd && way != 1 ? "immediate" : "deferred",
           .engine = other ? "auto" : "threads",  // io_uring, where it is available
           .activations = way == 2 || (way == 0 && other) ? "recompute" : "keep",
-          .threads = odd != other ? 1 : 2};
+          .threads = odd != other ? 1 : 2,
+          .states = (combination + way) % state_formats.size()};
 }
 
 TrainingOptions options_for(at::ScalarType type) {
@@ -116,6 +120,10 @@ Config config_for(const Combination& combination, const Way& way, at::ScalarType
   config.io.prefetch = way.prefetch;
   config.io.engine = way.engine;
   config.optimizer.update = way.update;
+  config.optimizer.states = state_formats[way.states];
+  if (part == 2 && config.optimizer.states == "split_bfloat16" && config.host.memory == std::uint64_t{9} << 20) {
+    config.host.memory = 5 << 20;  // more would keep all of the states that are there
+  }
   return config;
 }
 
@@ -147,17 +155,23 @@ class Identity : public ::testing::TestWithParam<at::ScalarType> {
 
 TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
   TrainingOptions options = options_for(GetParam());
-  std::array<TrainingResult, 2> without;  // a session, by threads
+  std::array<std::array<TrainingResult, state_formats.size()>, 2> without;  // a session, by threads and states
   for (const int threads : {1, 2}) {
     options.threads = threads;
-    TrainingResult& expected = without[static_cast<std::size_t>(threads - 1)];
-    expected = train_small_gpt(options);
-    ASSERT_LT(expected.losses.back(), expected.losses.front())
-        << "the model learns nothing: the test would prove little";
-    ASSERT_GT(expected.norms.front(), options.max_gradient_norm) << "clipping is not active";
+    auto& by_states = without.at(static_cast<std::size_t>(threads - 1));
+    for (std::size_t states = 0; states < state_formats.size(); ++states) {
+      options.states = state_format(state_formats[states]);
+      TrainingResult& expected = by_states[states];
+      expected = train_small_gpt(options);
+      ASSERT_LT(expected.losses.back(), expected.losses.front())
+          << "the model learns nothing: the test would prove little";
+      ASSERT_GT(expected.norms.front(), options.max_gradient_norm) << "clipping is not active";
+    }
+    EXPECT_EQ(by_states[1].losses, by_states[0].losses) << "a split master trains as a whole one";
+    EXPECT_NE(by_states[2].losses, by_states[0].losses) << "moments are not of two bytes";
   }
   std::uint64_t parameter_bytes = 0;
-  for (const at::Tensor& parameter : without[0].parameters) {
+  for (const at::Tensor& parameter : without[0][0].parameters) {
     parameter_bytes += parameter.nbytes();
   }
   std::vector<Kind> kinds{Kind::parameter, Kind::gradient, Kind::momentum, Kind::variance};
@@ -172,7 +186,7 @@ TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
     const Way way = way_of(run / ways, run % ways);
     SCOPED_TRACE(std::string(combination.name) + ", " + way.name());
     options.threads = way.threads;
-    const TrainingResult& expected = without[static_cast<std::size_t>(way.threads - 1)];
+    const TrainingResult& expected = without.at(static_cast<std::size_t>(way.threads - 1))[way.states];
     MemoryUsage before;
     int step = 0;
     std::string stayed;  // the kinds that crossed no link in some step

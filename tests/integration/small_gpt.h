@@ -84,6 +84,7 @@ struct TrainingOptions {
   double max_gradient_norm = 0.5;
   at::Device device = at::kCPU;  ///< where to train without a session
   int threads = 1;               ///< tiny ops: several would only wait for each other
+  StateFormat states = StateFormat::float32;  ///< without a session
 };
 
 struct TrainingResult {

@@ -6,23 +6,59 @@
 
 #include "optimizer/adamw.h"
 #include "optimizer/bfloat16.h"
+#include "optimizer/float16.h"
 
 namespace terrace::reference {
 
-inline void adamw(const AdamWStep& step, float& parameter, float gradient, float& momentum, float& variance) {
-  const float g = gradient * step.gradient_scale;
-  momentum = std::fma(g, step.one_minus_beta1, momentum * step.beta1);
-  variance = std::fma(step.one_minus_beta2 * g, g, variance * step.beta2);
-  const float denominator = std::sqrt(variance) / step.root_bias_correction2 + step.epsilon;
-  const float decayed = parameter * step.decay;
-  parameter = decayed + step.step_size * momentum / denominator;
+#include "optimizer/adamw_formula.inc"
+
+struct ScalarMath {
+  static float set(float value) { return value; }
+  static float add(float a, float b) { return a + b; }
+  static float mul(float a, float b) { return a * b; }
+  static float div(float a, float b) { return a / b; }
+  static float sqrt(float a) { return std::sqrt(a); }
+  static float mul_add(float a, float b, float c) { return std::fma(a, b, c); }
+};
+
+inline float widened(float value, ElementType) { return value; }
+inline float widened(std::uint16_t bits, ElementType type) {
+  return type == ElementType::float16 ? float16_to_float(bits) : bfloat16_to_float(bits);
 }
 
-inline void adamw(const AdamWStep& step, std::uint16_t& parameter, std::uint16_t gradient, float& master,
-                  float& momentum, float& variance) {
-  if (float_to_bfloat16(master) != parameter) master = bfloat16_to_float(parameter);
-  adamw(step, master, bfloat16_to_float(gradient), momentum, variance);
-  parameter = float_to_bfloat16(master);
+inline void store_momentum(float value, const AdamWStep&, float& to) { to = value; }
+inline void store_momentum(float value, const AdamWStep&, std::uint16_t& to) { to = float_to_bfloat16(value); }
+inline void store_variance(float value, const AdamWStep&, float& to) { to = value; }
+inline void store_variance(float value, const AdamWStep& step, std::uint16_t& to) {
+  to = float_to_bfloat16_at_random(value, step.seed);
+}
+
+// The master of a parameter, and what becomes of both.
+inline float master_of(float parameter, float) { return parameter; }
+inline float master_of(std::uint16_t parameter, float master) {
+  return float_to_bfloat16(master) == parameter ? master : bfloat16_to_float(parameter);
+}
+inline float master_of(std::uint16_t parameter, std::uint16_t master) { return joined(parameter, master); }
+inline void store_master(float value, float& parameter, float&) { parameter = value; }
+inline void store_master(float value, std::uint16_t& parameter, float& master) {
+  parameter = float_to_bfloat16(value);
+  master = value;
+}
+inline void store_master(float value, std::uint16_t& parameter, std::uint16_t& master) {
+  parameter = float_to_bfloat16(value);
+  master = lower_half(value);
+}
+
+template <class Parameter, class Gradient, class Master, class Moment>
+void adamw(const AdamWStep& step, Parameter& parameter, Gradient gradient, ElementType gradient_type, Master& master,
+           Moment& momentum, Moment& variance) {
+  float w = master_of(parameter, master);
+  float m = widened(momentum, ElementType::bfloat16);
+  float v = widened(variance, ElementType::bfloat16);
+  adamw_formula<ScalarMath>(step, widened(gradient, gradient_type), w, m, v);
+  store_master(w, parameter, master);
+  store_momentum(m, step, momentum);
+  store_variance(v, step, variance);
 }
 
 }  // namespace terrace::reference

@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <type_traits>
 
 #include <gtest/gtest.h>
 
@@ -25,7 +26,23 @@ float clip_of(int step) { return step % 3 == 0 ? 0.37f : 1.0f; }
 
 template <class State>
 class AdamW : public testing::Test {};
-using States = testing::Types<FloatState, Bfloat16State>;
+template <ElementType gradient>
+using Whole = AdamWState<ElementType::float32, gradient, StateFormat::float32>;
+template <ElementType gradient>
+using WithMaster = AdamWState<ElementType::bfloat16, gradient, StateFormat::float32>;
+template <ElementType gradient>
+using Split = AdamWState<ElementType::bfloat16, gradient, StateFormat::split>;
+template <ElementType gradient>
+using SplitShort = AdamWState<ElementType::bfloat16, gradient, StateFormat::split_bfloat16>;
+template <ElementType gradient>
+using WholeShort = AdamWState<ElementType::float32, gradient, StateFormat::split_bfloat16>;
+using States =
+    testing::Types<FloatState, Bfloat16State, SplitState, SplitBfloat16State, Whole<ElementType::bfloat16>,
+                   Whole<ElementType::float16>, WithMaster<ElementType::float32>, WithMaster<ElementType::float16>,
+                   Split<ElementType::float32>, Split<ElementType::float16>, SplitShort<ElementType::float32>,
+                   SplitShort<ElementType::float16>, WholeShort<ElementType::float32>,
+                   WholeShort<ElementType::bfloat16>, WholeShort<ElementType::float16>,
+                   AdamWState<ElementType::float32, ElementType::float32, StateFormat::split>>;
 TYPED_TEST_SUITE(AdamW, States);
 
 // Signed zeros compare equal below, and no NaN occurs; a difference in any other bit shows.
@@ -80,6 +97,9 @@ TYPED_TEST(AdamW, touches_nothing_beyond_the_run) {
       for (std::size_t i = 0; i < count; ++i) {
         const TypeParam& expected = i >= 20 && i < 20 + length ? all : before;
         ASSERT_EQ(state.parameter[i], expected.parameter[i]) << i << " of length " << length;
+        if constexpr (TypeParam::has_master) {
+          ASSERT_EQ(state.master[i], expected.master[i]) << i << " of length " << length;
+        }
         ASSERT_EQ(state.momentum[i], expected.momentum[i]) << i << " of length " << length;
         ASSERT_EQ(state.variance[i], expected.variance[i]) << i << " of length " << length;
       }
@@ -99,6 +119,58 @@ TYPED_TEST(AdamW, leaves_parameters_with_rate_and_decay_zero_but_moves_moments) 
   EXPECT_NE(state.variance, before.variance);
 }
 
+TYPED_TEST(AdamW, gives_the_same_bits_on_any_number_of_threads) {
+  const std::size_t count = 100'003;
+  TypeParam expected(count, 2);
+  const auto gradient = TypeParam::gradient(count, 1);
+  expected.update(AdamWStep(kOptions, 3), gradient);
+  for (const int threads : {1, 2, 3, 8}) {
+    TypeParam state(count, 2);
+    adamw_update(AdamWStep(kOptions, 3), state.run(gradient), UpdateThreads(threads));
+    EXPECT_EQ(state, expected) << threads;
+  }
+}
+
+TYPED_TEST(AdamW, keeps_a_nan_a_nan_whatever_its_payload) {
+  with_each_instruction_set([] {
+    for (const std::uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7fff8000u, 0xffc00000u}) {
+      auto gradient = TypeParam::gradient(40, 1);
+      if constexpr (TypeParam::gradients == ElementType::float32) {
+        std::memcpy(&gradient[7], &bits, sizeof bits);
+      } else {
+        gradient[7] = static_cast<std::uint16_t>(bits >> 16 | 1);  // a NaN of either type of two bytes
+      }
+      TypeParam state(40, 1);
+      state.update(AdamWStep(kOptions, 1), gradient);
+      state.update(AdamWStep(kOptions, 2), TypeParam::gradient(40, 2));
+      const auto is_nan = [](auto value) { return std::isnan(reference::widened(value, ElementType::bfloat16)); };
+      for (std::size_t i = 0; i < 40; ++i) {
+        EXPECT_EQ(is_nan(state.parameter[i]), i == 7) << std::hex << bits;
+        EXPECT_EQ(is_nan(state.momentum[i]), i == 7) << std::hex << bits;
+        EXPECT_EQ(is_nan(state.variance[i]), i == 7) << std::hex << bits;
+      }
+    }
+  });
+}
+
+TYPED_TEST(AdamW, goes_up_the_gradient_to_maximize) {
+  AdamWOptions up = kOptions;
+  up.maximize = true;
+  TypeParam state(1000, 5), expected(1000, 5);
+  const auto gradient = TypeParam::gradient(1000, 1);
+  auto negated = gradient;
+  for (auto& g : negated) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(g)>, float>) {
+      g = -g;
+    } else {
+      g = static_cast<std::uint16_t>(g ^ 0x8000u);
+    }
+  }
+  state.update(AdamWStep(up, 1, 0.5f), gradient);
+  expected.update(AdamWStep(kOptions, 1, 0.5f), negated);
+  EXPECT_EQ(state, expected);
+}
+
 TEST(AdamWStep, follows_the_formulas_in_double_and_rounds_once) {
   const AdamWStep step(kOptions, 7, 0.5f);
   EXPECT_EQ(step.gradient_scale, 0.5f);
@@ -112,9 +184,10 @@ TEST(AdamWStep, follows_the_formulas_in_double_and_rounds_once) {
 TEST(AdamWFloat, moves_a_parameter_by_the_learning_rate_in_its_first_step) {
   AdamWOptions options = kOptions;
   options.weight_decay = 0;
-  float parameter = 1, gradient = 0.25f, momentum = 0, variance = 0;
-  adamw_update(AdamWStep(options, 1), &parameter, &gradient, &momentum, &variance, 1);
-  EXPECT_NEAR(parameter, 1 - 1e-3, 1e-6);
+  FloatState state(1, 1);
+  state.parameter = {1};
+  state.update(AdamWStep(options, 1), {0.25f});
+  EXPECT_NEAR(state.parameter[0], 1 - 1e-3, 1e-6);
 }
 
 TEST(AdamWFloat, needs_no_alignment_beyond_the_element) {
@@ -130,7 +203,15 @@ TEST(AdamWFloat, needs_no_alignment_beyond_the_element) {
   std::copy(gradient.begin(), gradient.end(), g);
   std::fill(m, m + 65, 0.0f);
   std::fill(v, v + 65, 0.0f);
-  adamw_update(AdamWStep(kOptions, 1), p, g, m, v, 65);
+  adamw_update(AdamWStep(kOptions, 1), {.parameter_type = ElementType::float32,
+                                        .gradient_type = ElementType::float32,
+                                        .states = StateFormat::float32,
+                                        .parameter = p,
+                                        .gradient = g,
+                                        .master = nullptr,
+                                        .momentum = m,
+                                        .variance = v,
+                                        .count = 65});
   EXPECT_TRUE(std::equal(p, p + 65, aligned.parameter.begin()));
   EXPECT_TRUE(std::equal(m, m + 65, aligned.momentum.begin()));
   EXPECT_TRUE(std::equal(v, v + 65, aligned.variance.begin()));
@@ -178,16 +259,16 @@ TEST(AdamWBfloat16, gathers_changes_too_small_for_the_parameter_in_the_master) {
   AdamWOptions options = kOptions;
   options.learning_rate = 1e-5;
   options.weight_decay = 0;
-  const std::uint16_t one = float_to_bfloat16(1), gradient = one;
-  std::uint16_t parameter = one;
-  float master = 0, momentum = 0, variance = 0;
-  adamw_update(AdamWStep(options, 1), &parameter, &gradient, &master, &momentum, &variance, 1);
-  EXPECT_EQ(parameter, one);
+  const std::uint16_t one = float_to_bfloat16(1);
+  Bfloat16State state(1, 1);
+  state.parameter = {one};
+  state.update(AdamWStep(options, 1), {one});
+  EXPECT_EQ(state.parameter[0], one);
   for (int t = 2; t <= 400; ++t) {
-    adamw_update(AdamWStep(options, t), &parameter, &gradient, &master, &momentum, &variance, 1);
+    state.update(AdamWStep(options, t), {one});
   }
-  EXPECT_NEAR(master, 1 - 400e-5, 1e-4);
-  EXPECT_LT(bfloat16_to_float(parameter), 1);
+  EXPECT_NEAR(state.master[0], 1 - 400e-5, 1e-4);
+  EXPECT_LT(bfloat16_to_float(state.parameter[0]), 1);
 }
 
 TEST(AdamWBfloat16, honours_a_parameter_that_was_written_in_place) {
@@ -245,8 +326,8 @@ TEST(AdamWBfloat16, rounds_every_upper_half_as_the_scalar_rule_does) {
   const std::vector<std::uint16_t> gradient(count, 0);
   with_each_instruction_set([&] {
     for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
-      std::vector<float> master(count), momentum(count), variance(count);
-      std::vector<std::uint16_t> parameter(count);
+      Bfloat16State state(count, 1);
+      auto& [parameter, master, momentum, variance] = state;
       for (std::uint32_t upper = 0; upper < count; ++upper) {
         // Through memory: a signalling NaN need not survive being passed as a float.
         const std::uint32_t bits = upper << 16 | lower;
@@ -254,7 +335,7 @@ TEST(AdamWBfloat16, rounds_every_upper_half_as_the_scalar_rule_does) {
         parameter[upper] = float_to_bfloat16(master[upper]);
       }
       const std::vector<std::uint16_t> expected = parameter;
-      adamw_update(step, parameter.data(), gradient.data(), master.data(), momentum.data(), variance.data(), count);
+      state.update(step, gradient);
       for (std::size_t i = 0; i < count; ++i) {
         if ((expected[i] & 0x7fffu) > 0x7f80u) {
           ASSERT_TRUE(std::isnan(bfloat16_to_float(parameter[i]))) << std::hex << i << " " << lower;
@@ -267,6 +348,74 @@ TEST(AdamWBfloat16, rounds_every_upper_half_as_the_scalar_rule_does) {
       }
     }
   });
+}
+
+// ---- Split masters
+
+TEST(AdamWSplit, trains_bit_for_bit_as_a_whole_master_does) {
+  with_each_instruction_set([] {
+    Bfloat16State whole(4099, 3);
+    SplitState split(4099, 3);
+    for (int t = 1; t <= 200; ++t) {
+      const auto gradient = SplitState::gradient(4099, static_cast<std::uint32_t>(t));
+      whole.update(AdamWStep(kOptions, t, clip_of(t)), gradient);
+      split.update(AdamWStep(kOptions, t, clip_of(t)), gradient);
+    }
+    EXPECT_EQ(split.parameter, whole.parameter);
+    EXPECT_EQ(split.momentum, whole.momentum);
+    EXPECT_EQ(split.variance, whole.variance);
+    for (std::size_t i = 0; i < split.master.size(); ++i) {
+      ASSERT_EQ(joined(split.parameter[i], split.master[i]), whole.master[i]) << i;
+    }
+  });
+}
+
+TEST(AdamWSplit, keeps_a_written_parameter_to_half_a_unit_and_no_number_becomes_another) {
+  AdamWOptions still = kOptions;  // an update that changes nothing
+  still.learning_rate = 0;
+  still.weight_decay = 0;
+  with_each_instruction_set([&] {
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      SplitState state(65536, 1);
+      for (std::uint32_t upper = 0; upper < 65536; ++upper) {
+        state.parameter[upper] = static_cast<std::uint16_t>(upper);
+        state.master[upper] = static_cast<std::uint16_t>(lower);
+      }
+      state.update(AdamWStep(still, 1), std::vector<std::uint16_t>(65536, 0));
+      for (std::uint32_t upper = 0; upper < 65536; ++upper) {
+        if ((upper & 0x7fffu) > 0x7f80u) {
+          ASSERT_TRUE(std::isnan(bfloat16_to_float(state.parameter[upper]))) << std::hex << upper << " " << lower;
+        } else {
+          ASSERT_EQ(state.parameter[upper], upper) << std::hex << upper << " " << lower;
+        }
+      }
+    }
+  });
+}
+
+TEST(AdamWSplitBfloat16, follows_a_variance_that_changes_by_less_than_its_last_place_in_a_step) {
+  AdamWOptions options = kOptions;
+  options.beta2 = 0.999;
+  for (const float target : {0.0f, 2.0f}) {  // of gradients: the variance is to fall, and to rise
+    constexpr std::size_t count = 128;
+    SplitBfloat16State state(count, 1);
+    FloatState expected(count, 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      expected.variance[i] = 1 + static_cast<float>(i) / count;
+      state.variance[i] = float_to_bfloat16(expected.variance[i]);
+    }
+    for (int t = 1; t <= 500; ++t) {
+      state.update(AdamWStep(options, t), std::vector<std::uint16_t>(count, float_to_bfloat16(target)));
+      expected.update(AdamWStep(options, t), std::vector<float>(count, target));
+    }
+    double mean = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const float ratio = bfloat16_to_float(state.variance[i]) / expected.variance[i];
+      EXPECT_NEAR(ratio, 1, 0.2) << target;
+      mean += ratio / count;
+    }
+    EXPECT_NEAR(mean, 1, 0.02) << target;
+  }
 }
 
 TEST(AdamWDispatch, names_an_instruction_set_of_its_own_for_each) {

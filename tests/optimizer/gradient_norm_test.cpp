@@ -9,28 +9,36 @@
 
 #include <gtest/gtest.h>
 
+#include "optimizer/float16.h"
 #include "tests/optimizer/instruction_sets.h"
 #include "tests/optimizer/random_state.h"
 
 namespace terrace {
 namespace {
 
+ElementType type_of(const std::vector<float>&) { return ElementType::float32; }
+ElementType type_of(const std::vector<std::uint16_t>&) { return ElementType::bfloat16; }
+
 template <class T>
-double sum_of(const std::vector<T>& gradient) {
-  SquaredNorm norm;
-  norm.add(gradient.data(), gradient.size());
-  return norm.sum();
+double sum_of(const std::vector<T>& gradient, int threads = 1) {
+  return sum_of_squares(type_of(gradient), gradient.data(), gradient.size(), UpdateThreads(threads));
 }
 
 template <class T>
 double sum_in_pieces(const std::vector<T>& gradient, std::mt19937& random, std::size_t longest) {
-  SquaredNorm norm;
-  for (std::size_t from = 0; from < gradient.size();) {
-    const std::size_t count = std::min<std::size_t>(gradient.size() - from, random() % (longest + 1));
-    norm.add(gradient.data() + from, count);
-    from += count;
+  std::vector<double> blocks;
+  for (std::size_t begin = 0; begin < gradient.size(); begin += BlockOfSquares::kElements) {
+    const std::size_t end = std::min(gradient.size(), begin + BlockOfSquares::kElements);
+    BlockOfSquares block;
+    for (std::size_t from = begin; from < end;) {
+      const std::size_t count = std::min<std::size_t>(end - from, random() % (longest + 1));
+      block.add(type_of(gradient), gradient.data() + from, count);
+      from += count;
+    }
+    blocks.push_back(block.sum());
   }
-  return norm.sum();
+  EXPECT_EQ(blocks.size(), blocks_of_squares(gradient.size()));
+  return sum_of_blocks(blocks);
 }
 
 // The order of additions that the header states, element by element.
@@ -49,7 +57,7 @@ double sum_by_definition(const std::vector<float>& gradient) {
   return sum;
 }
 
-TEST(SquaredNorm, gives_the_bits_of_its_definition_on_every_instruction_set) {
+TEST(SumOfSquares, gives_the_bits_of_its_definition_on_every_instruction_set) {
   with_each_instruction_set([] {
     for (const std::size_t count : {0, 1, 15, 16, 17, 100, 4095, 4096, 4097, 8192, 50000}) {
       const auto gradient = random_gradient(count, 1);
@@ -58,7 +66,7 @@ TEST(SquaredNorm, gives_the_bits_of_its_definition_on_every_instruction_set) {
   });
 }
 
-TEST(SquaredNorm, does_not_depend_on_cuts) {
+TEST(SumOfSquares, does_not_depend_on_cuts) {
   with_each_instruction_set([] {
     const auto gradient = random_gradient(30011, 2);
     const auto gradient_bf16 = to_bfloat16(gradient);
@@ -73,29 +81,57 @@ TEST(SquaredNorm, does_not_depend_on_cuts) {
   });
 }
 
-TEST(SquaredNorm, of_bf16_is_that_of_the_widened_values) {
+TEST(SumOfSquares, of_bf16_is_that_of_the_widened_values) {
   const auto bits = to_bfloat16(random_gradient(10000, 4));
   std::vector<float> widened;
   for (const std::uint16_t g : bits) widened.push_back(bfloat16_to_float(g));
   EXPECT_EQ(sum_of(bits), sum_of(widened));
 }
 
-TEST(SquaredNorm, may_be_read_between_pieces) {
-  const auto gradient = random_gradient(5000, 5);
-  SquaredNorm norm;
-  norm.add(gradient.data(), 1234);
-  EXPECT_EQ(norm.sum(), sum_by_definition({gradient.begin(), gradient.begin() + 1234}));
-  norm.add(gradient.data() + 1234, 5000 - 1234);
-  EXPECT_EQ(norm.sum(), sum_of(gradient));
+TEST(SumOfSquares, of_fp16_is_that_of_the_widened_values) {
+  with_each_instruction_set([] {
+    std::vector<std::uint16_t> bits(65536);  // every value, but for NaN and infinity
+    std::vector<float> widened;
+    for (std::size_t i = 0; i < bits.size(); ++i) {
+      bits[i] = static_cast<std::uint16_t>((i & 0x7c00u) == 0x7c00u ? 0 : i);
+      widened.push_back(float16_to_float(bits[i]));
+    }
+    EXPECT_EQ(sum_of_squares(ElementType::float16, bits.data(), bits.size(), UpdateThreads(1)), sum_of(widened));
+    for (const int special : {0x7c00, 0xfc00, 0x7e00}) {
+      bits[77] = static_cast<std::uint16_t>(special);
+      const double sum = sum_of_squares(ElementType::float16, bits.data(), bits.size(), UpdateThreads(1));
+      EXPECT_EQ(std::isnan(sum), special == 0x7e00);
+      EXPECT_FALSE(std::isfinite(sum));
+    }
+  });
 }
 
-TEST(SquaredNorm, neither_overflows_nor_loses_the_smallest) {
+TEST(Float16, is_widened_as_ieee_754_says) {
+  EXPECT_EQ(float16_to_float(0x3c00), 1.0f);
+  EXPECT_EQ(float16_to_float(0xc000), -2.0f);
+  EXPECT_EQ(float16_to_float(0x7bff), 65504.0f);
+  EXPECT_EQ(float16_to_float(0x0001), 0x1p-24f);
+  EXPECT_EQ(float16_to_float(0x03ff), 1023 * 0x1p-24f);
+  EXPECT_EQ(float16_to_float(0x0400), 0x1p-14f);
+  EXPECT_TRUE(std::signbit(float16_to_float(0x8000)));
+  EXPECT_TRUE(std::isinf(float16_to_float(0x7c00)));
+  EXPECT_TRUE(std::isnan(float16_to_float(0x7c01)));
+}
+
+TEST(SumOfSquares, does_not_depend_on_the_number_of_threads) {
+  const auto gradient = random_gradient(300'011, 5);
+  for (const int threads : {2, 3, 8}) {
+    EXPECT_EQ(sum_of(gradient, threads), sum_of(gradient));
+  }
+}
+
+TEST(SumOfSquares, neither_overflows_nor_loses_the_smallest) {
   constexpr float kLargest = std::numeric_limits<float>::max(), kSmallest = std::numeric_limits<float>::denorm_min();
   EXPECT_EQ(sum_of(std::vector<float>(16, kLargest)), 16 * static_cast<double>(kLargest) * kLargest);
   EXPECT_EQ(sum_of(std::vector<float>(16, kSmallest)), 16 * static_cast<double>(kSmallest) * kSmallest);
 }
 
-TEST(SquaredNorm, shows_nan_and_infinity_wherever_they_are) {
+TEST(SumOfSquares, shows_nan_and_infinity_wherever_they_are) {
   for (const std::size_t at : {0u, 20u, 4096u, 4999u}) {
     auto gradient = random_gradient(5000, 6);
     gradient[at] = -std::numeric_limits<float>::infinity();

@@ -1,10 +1,11 @@
-/// Seeded parameters, gradients and states for the tests of the update, in fp32 and in bf16 with a master.
+/// Seeded parameters, gradients and states for the tests of the update, in all of its formats.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "optimizer/adamw.h"
@@ -37,47 +38,75 @@ inline std::vector<float> random_parameter(std::size_t count, std::uint32_t seed
   return parameter;
 }
 
-struct FloatState {
-  using Gradient = std::vector<float>;
-
-  FloatState(std::size_t count, std::uint32_t seed)
-      : parameter(random_parameter(count, seed)), momentum(count), variance(count) {}
-
-  static Gradient gradient(std::size_t count, std::uint32_t seed) { return random_gradient(count, seed); }
-
-  void update(const AdamWStep& step, const Gradient& g, std::size_t from, std::size_t to) {
-    adamw_update(step, parameter.data() + from, g.data() + from, momentum.data() + from, variance.data() + from,
-                 to - from);
+/// Finite ones and subnormal ones of fp16, as bits.
+inline std::vector<std::uint16_t> random_float16(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<std::uint16_t> bits(count);
+  for (std::uint16_t& each : bits) {
+    each = static_cast<std::uint16_t>((random() % 0x4000u) | (random() % 2 << 15));  // magnitudes below 2
   }
-  void update_by_reference(const AdamWStep& step, const Gradient& g) {
-    for (std::size_t i = 0; i < g.size(); ++i) reference::adamw(step, parameter[i], g[i], momentum[i], variance[i]);
-  }
-  bool operator==(const FloatState&) const = default;
+  return bits;
+}
 
-  std::vector<float> parameter, momentum, variance;
-};
+/// Parameters and what an optimizer keeps of them.
+template <ElementType parameter_type, ElementType gradient_type, StateFormat states>
+struct AdamWState {
+  static constexpr bool has_master = parameter_type != ElementType::float32;
+  static constexpr ElementType gradients = gradient_type;
+  using Lane = std::conditional_t<has_master, std::uint16_t, float>;
+  using MasterLane = std::conditional_t<has_master && states != StateFormat::float32, std::uint16_t, float>;
+  using MomentLane = std::conditional_t<states == StateFormat::split_bfloat16, std::uint16_t, float>;
+  using Gradient = std::vector<std::conditional_t<gradient_type == ElementType::float32, float, std::uint16_t>>;
 
-struct Bfloat16State {
-  using Gradient = std::vector<std::uint16_t>;
-
-  Bfloat16State(std::size_t count, std::uint32_t seed)
-      : parameter(to_bfloat16(random_parameter(count, seed))), master(count), momentum(count), variance(count) {}
-
-  static Gradient gradient(std::size_t count, std::uint32_t seed) { return to_bfloat16(random_gradient(count, seed)); }
-
-  void update(const AdamWStep& step, const Gradient& g, std::size_t from, std::size_t to) {
-    adamw_update(step, parameter.data() + from, g.data() + from, master.data() + from, momentum.data() + from,
-                 variance.data() + from, to - from);
-  }
-  void update_by_reference(const AdamWStep& step, const Gradient& g) {
-    for (std::size_t i = 0; i < g.size(); ++i) {
-      reference::adamw(step, parameter[i], g[i], master[i], momentum[i], variance[i]);
+  AdamWState(std::size_t count, std::uint32_t seed) : master(has_master ? count : 0), momentum(count), variance(count) {
+    if constexpr (has_master) {
+      parameter = to_bfloat16(random_parameter(count, seed));
+    } else {
+      parameter = random_parameter(count, seed);
     }
   }
-  bool operator==(const Bfloat16State&) const = default;
 
-  std::vector<std::uint16_t> parameter;
-  std::vector<float> master, momentum, variance;
+  static Gradient gradient(std::size_t count, std::uint32_t seed) {
+    if constexpr (gradient_type == ElementType::float32) {
+      return random_gradient(count, seed);
+    } else {
+      return gradient_type == ElementType::float16 ? random_float16(count, seed)
+                                                   : to_bfloat16(random_gradient(count, seed));
+    }
+  }
+
+  AdamWRun run(const Gradient& g) {
+    return {.parameter_type = parameter_type,
+            .gradient_type = gradient_type,
+            .states = states,
+            .parameter = parameter.data(),
+            .gradient = g.data(),
+            .master = has_master ? master.data() : nullptr,
+            .momentum = momentum.data(),
+            .variance = variance.data(),
+            .count = parameter.size()};
+  }
+  void update(const AdamWStep& step, const Gradient& g, std::size_t from, std::size_t to) {
+    adamw_update(step, part_of(run(g), from, to - from));
+  }
+  void update(const AdamWStep& step, const Gradient& g) { adamw_update(step, run(g)); }
+  void update_by_reference(const AdamWStep& step, const Gradient& g) {
+    MasterLane none{};
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      reference::adamw(step, parameter[i], g[i], gradient_type, has_master ? master[i] : none, momentum[i],
+                       variance[i]);
+    }
+  }
+  bool operator==(const AdamWState&) const = default;
+
+  std::vector<Lane> parameter;
+  std::vector<MasterLane> master;  ///< none where the parameter is fp32
+  std::vector<MomentLane> momentum, variance;
 };
+
+using FloatState = AdamWState<ElementType::float32, ElementType::float32, StateFormat::float32>;
+using Bfloat16State = AdamWState<ElementType::bfloat16, ElementType::bfloat16, StateFormat::float32>;
+using SplitState = AdamWState<ElementType::bfloat16, ElementType::bfloat16, StateFormat::split>;
+using SplitBfloat16State = AdamWState<ElementType::bfloat16, ElementType::bfloat16, StateFormat::split_bfloat16>;
 
 }  // namespace terrace

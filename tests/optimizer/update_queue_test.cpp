@@ -13,6 +13,8 @@
 #include <random>
 #include <thread>
 #include <tuple>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -37,29 +39,57 @@ constexpr StreamSizes scarce{
     .granule_bytes = granule, .device_bytes = 1 << 20, .host_bytes = 16 * granule, .nvme_extents = 256};
 
 /// A set of chunks, and beside it plain arrays of what they should hold. It has two parameters.
+using AnyState = std::variant<FloatState, Bfloat16State, SplitState, SplitBfloat16State>;
+using AnyGradient = std::variant<std::vector<float>, std::vector<std::uint16_t>>;
+
+constexpr std::size_t format_count = std::variant_size_v<AnyState>;
+
+template <std::size_t format = 0>
+AnyState state_of(std::size_t wanted, std::size_t elements, std::uint32_t seed) {
+  if constexpr (format + 1 < format_count) {
+    if (wanted != format) return state_of<format + 1>(wanted, elements, seed);
+  }
+  return AnyState(std::in_place_index<format>, elements, seed);
+}
+
 struct TestSet {
-  TestSet(std::uint32_t the_index, bool the_is_bf16)
-      : index(the_index),
-        is_bf16(the_is_bf16),
-        elements(the_is_bf16 ? 3000 : 1500),
-        fp32(is_bf16 ? 0 : elements, the_index),
-        bf16(is_bf16 ? elements : 0, the_index) {}
+  TestSet(std::uint32_t the_index, std::size_t format)
+      : index(the_index), elements(format == 0 ? 1500 : 3000), values(state_of(format, elements, the_index)) {}
 
   using Bytes = std::span<std::byte>;
   template <class T>
-  static Bytes bytes_of(std::vector<T>& values) {
-    return std::as_writable_bytes(std::span(values));
+  static Bytes bytes_of(std::vector<T>& array) {
+    return std::as_writable_bytes(std::span(array));
   }
-  Bytes parameter() { return is_bf16 ? bytes_of(bf16.parameter) : bytes_of(fp32.parameter); }
-  Bytes gradient() { return is_bf16 ? bytes_of(bf16_gradient) : bytes_of(fp32_gradient); }
+  Bytes parameter() {
+    return std::visit([](auto& each) { return bytes_of(each.parameter); }, values);
+  }
+  Bytes gradient_bytes() {
+    return std::visit([](auto& each) { return bytes_of(each); }, gradient);
+  }
   /// What an update changes.
   std::vector<std::pair<ChunkId, Bytes>> state() {
-    std::vector<std::pair<ChunkId, Bytes>> all{
-        {chunks.parameter, parameter()},
-        {chunks.momentum.value(), is_bf16 ? bytes_of(bf16.momentum) : bytes_of(fp32.momentum)},
-        {chunks.variance.value(), is_bf16 ? bytes_of(bf16.variance) : bytes_of(fp32.variance)}};
-    if (is_bf16) all.emplace_back(chunks.master.value(), bytes_of(bf16.master));
-    return all;
+    return std::visit(
+        [&](auto& each) {
+          std::vector<std::pair<ChunkId, Bytes>> all{{chunks.parameter, bytes_of(each.parameter)},
+                                                     {chunks.momentum.value(), bytes_of(each.momentum)},
+                                                     {chunks.variance.value(), bytes_of(each.variance)}};
+          if (each.has_master) all.emplace_back(chunks.master.value(), bytes_of(each.master));
+          return all;
+        },
+        values);
+  }
+  void fill_gradient(std::uint32_t seed) {
+    std::visit([&](const auto& each) { gradient = each.gradient(elements, seed); }, values);
+  }
+  /// What an update of a run of elements works on.
+  AdamWRun run(std::size_t from, std::size_t to) {
+    return std::visit(
+        [&](auto& each) {
+          using State = std::decay_t<decltype(each)>;
+          return part_of(each.run(std::get<typename State::Gradient>(gradient)), from, to - from);
+        },
+        values);
   }
   /// Where the two parameters begin and end.
   std::array<std::pair<std::size_t, std::size_t>, 2> runs() const { return {{{0, 1000}, {1000, elements}}}; }
@@ -72,37 +102,38 @@ struct TestSet {
   }
 
   const std::uint32_t index;
-  const bool is_bf16;
   const std::size_t elements;
   ChunkSet chunks;
-  FloatState fp32;
-  Bfloat16State bf16;
-  FloatState::Gradient fp32_gradient;
-  Bfloat16State::Gradient bf16_gradient;
+  AnyState values;
+  AnyGradient gradient;
 };
 
 class UpdateWorld {
  public:
   explicit UpdateWorld(const StreamSizes& sizes, Tier the_home = Tier::host) : world(sizes), home(the_home) {}
 
-  TestSet& add_set(bool is_bf16) {
-    TestSet& set = sets.emplace_back(static_cast<std::uint32_t>(sets.size()), is_bf16);
+  TestSet& add_set(std::size_t format) {
+    TestSet& set = sets.emplace_back(static_cast<std::uint32_t>(sets.size()), format);
     const auto add = [&](Kind kind, std::size_t element_bytes) {
       return world.stream.add_chunk(kind, set.index, set.elements * element_bytes, home);
     };
-    const std::size_t element_bytes = is_bf16 ? 2 : 4;
-    set.chunks.parameter = add(Kind::parameter, element_bytes);
-    set.chunks.gradient = add(Kind::gradient, element_bytes);
-    if (is_bf16) set.chunks.master = add(Kind::master, 4);
-    set.chunks.momentum = add(Kind::momentum, 4);
-    set.chunks.variance = add(Kind::variance, 4);
+    set.fill_gradient(++gradients_);
+    const AdamWRun run = set.run(0, set.elements);
+    const std::size_t moment_bytes = bytes_of(moment_type(run.states));
+    set.chunks.type = run.parameter_type;
+    set.chunks.states = run.states;
+    set.chunks.parameter = add(Kind::parameter, bytes_of(run.parameter_type));
+    set.chunks.gradient = add(Kind::gradient, bytes_of(run.gradient_type));
+    if (run.master != nullptr) set.chunks.master = add(Kind::master, master_bytes(run.states, run.parameter_type));
+    set.chunks.momentum = add(Kind::momentum, moment_bytes);
+    set.chunks.variance = add(Kind::variance, moment_bytes);
     for (const auto& [chunk, bytes] : set.state()) write(chunk, bytes);
     write_gradient(set);
     return set;
   }
-  /// In fp32 and bf16, by turns.
+  /// In all formats, by turns.
   void add_sets(int count) {
-    for (int i = 0; i < count; ++i) add_set(i % 2 == 1);
+    for (int i = 0; i < count; ++i) add_set(static_cast<std::size_t>(i) % format_count);
   }
 
   void write(ChunkId chunk, std::span<std::byte> bytes) {
@@ -141,13 +172,8 @@ class UpdateWorld {
   }
 
   void write_gradient(TestSet& set) {
-    const std::uint32_t seed = 1000 + ++gradients_;
-    if (set.is_bf16) {
-      set.bf16_gradient = Bfloat16State::gradient(set.elements, seed);
-    } else {
-      set.fp32_gradient = FloatState::gradient(set.elements, seed);
-    }
-    write(*set.chunks.gradient, set.gradient());
+    set.fill_gradient(1000 + ++gradients_);
+    write(*set.chunks.gradient, set.gradient_bytes());
   }
 
   UpdateJob job(std::int64_t step, double max_norm, const std::vector<std::uint32_t>& of) {
@@ -170,10 +196,8 @@ class UpdateWorld {
     for (const std::uint32_t index : of) {
       TestSet& set = sets[index];
       for (const auto& [from, to] : set.runs()) {
-        SquaredNorm squared;
-        set.is_bf16 ? squared.add(set.bf16_gradient.data() + from, to - from)
-                    : squared.add(set.fp32_gradient.data() + from, to - from);
-        sums.push_back(squared.sum());
+        const AdamWRun run = set.run(from, to);
+        sums.push_back(sum_of_squares(run.gradient_type, run.gradient, run.count, UpdateThreads(1)));
       }
     }
     const double norm = combined_norm(sums);
@@ -182,8 +206,7 @@ class UpdateWorld {
       TestSet& set = sets[index];
       const AdamWStep adamw(set.options(), step, scale);
       for (const auto& [from, to] : set.runs()) {
-        set.is_bf16 ? set.bf16.update(adamw, set.bf16_gradient, from, to)
-                    : set.fp32.update(adamw, set.fp32_gradient, from, to);
+        adamw_update(adamw, set.run(from, to));
       }
     }
     return norm;
@@ -221,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(Updates, UpdateQueueResults,
 TEST_P(UpdateQueueResults, are_those_of_an_update_of_plain_arrays_in_any_order_of_use) {
   UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
   world.add_sets(6);
-  UpdateQueue queue(world.world.stream, in_background());
+  UpdateQueue queue(world.world.stream, in_background(), 2);
   std::mt19937 random(1);
   std::vector<std::uint32_t> order = world.all();
   for (std::int64_t step = 1; step <= 4; ++step) {
@@ -241,7 +264,7 @@ TEST_P(UpdateQueueResults, are_those_of_an_update_of_plain_arrays_in_any_order_o
 TEST_P(UpdateQueueResults, are_there_after_finish) {
   UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
   world.add_sets(5);
-  UpdateQueue queue(world.world.stream, in_background());
+  UpdateQueue queue(world.world.stream, in_background(), 2);
   queue.finish();  // of nothing
   queue.submit(world.job(1, max_norm(), world.all()));
   queue.finish();
@@ -252,7 +275,7 @@ TEST_P(UpdateQueueResults, are_there_after_finish) {
 TEST_P(UpdateQueueResults, of_a_job_are_there_once_the_next_is_queued) {
   UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
   world.add_sets(4);
-  UpdateQueue queue(world.world.stream, in_background());
+  UpdateQueue queue(world.world.stream, in_background(), 2);
   const UpdateTicket first = queue.submit(world.job(1, max_norm(), world.all()));
   const double norm = world.update_arrays(1, max_norm(), world.all());
   queue.submit(world.job(2, max_norm(), {0}));
@@ -269,7 +292,7 @@ TEST_P(UpdateQueueResults, are_left_behind_by_the_destructor) {
   UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
   world.add_sets(4);
   {
-    UpdateQueue queue(world.world.stream, in_background());
+    UpdateQueue queue(world.world.stream, in_background(), 2);
     queue.submit(world.job(1, max_norm(), world.all()));
   }
   world.update_arrays(1, max_norm(), world.all());
@@ -297,7 +320,7 @@ class QueuedUpdates : public testing::Test {
   ChunkSet& chunks(std::size_t set) { return world_.sets[set].chunks; }
 
   UpdateWorld world_;
-  std::optional<UpdateQueue> queue_{std::in_place, world_.world.stream, false};
+  std::optional<UpdateQueue> queue_{std::in_place, world_.world.stream, false, 2};
   double norm_ = 0;
 };
 
@@ -334,7 +357,7 @@ TEST_F(QueuedUpdates, settling_does_what_an_access_would) {
 }
 
 TEST_F(QueuedUpdates, chunks_of_no_queued_set_are_used_freely) {
-  TestSet& other = world_.add_set(false);
+  TestSet& other = world_.add_set(0);
   queue_->submit(world_.job(1, clipping, {0, 1}));
   use(other.chunks.parameter, Access::write, Tier::device);
   use(*other.chunks.gradient, Access::write);
@@ -345,7 +368,7 @@ TEST_F(QueuedUpdates, a_gradient_may_be_read_while_it_is_queued) {
   for (const double max_norm : {not_clipping, clipping}) {
     submit(max_norm);
     const auto before = world_.current();
-    for (TestSet& set : world_.sets) EXPECT_TRUE(world_.holds(*set.chunks.gradient, set.gradient()));
+    for (TestSet& set : world_.sets) EXPECT_TRUE(world_.holds(*set.chunks.gradient, set.gradient_bytes()));
     EXPECT_EQ(world_.current(), before);
     queue_->finish();
   }
@@ -390,7 +413,7 @@ TEST_F(QueuedUpdates, a_gradient_is_kept_until_its_set_is_updated) {
 }
 
 TEST_F(QueuedUpdates, the_owner_of_a_gradient_may_use_the_memory_as_it_goes) {
-  TestSet& other = world_.add_set(false);
+  TestSet& other = world_.add_set(0);
   std::vector<std::shared_ptr<const void>> gradients;
   int used = 0;
   for (std::size_t i = 0; i < 10; ++i) {
@@ -410,7 +433,7 @@ TEST_F(QueuedUpdates, the_owner_of_a_gradient_may_use_the_memory_as_it_goes) {
 
 TEST_F(QueuedUpdates, the_background_works_without_being_asked) {
   queue_.reset();
-  queue_.emplace(world_.world.stream, true);
+  queue_.emplace(world_.world.stream, true, 2);
   std::array<std::promise<void>, 10> gone;
   std::vector<std::shared_ptr<const void>> gradients;
   for (std::promise<void>& each : gone) gradients.emplace_back(nullptr, [&](const void*) { each.set_value(); });
@@ -427,7 +450,7 @@ double stalled(const UpdateWorld& world, StallCause cause) {
 
 TEST_F(QueuedUpdates, whoever_waits_for_another_thread_s_update_is_stalled_by_it) {
   queue_.reset();
-  queue_.emplace(world_.world.stream, true);
+  queue_.emplace(world_.world.stream, true, 2);
   for (int round = 0; round < 100 && stalled(world_, StallCause::update) == 0; ++round) {
     std::promise<void> reached, asked;
     std::vector<std::shared_ptr<const void>> gradients(10);
@@ -449,7 +472,7 @@ TEST(UpdateStalls, are_for_the_chunks_own_reasons_where_the_program_updates_by_i
   for (const double max_norm : {not_clipping, clipping}) {
     UpdateWorld world(scarce, Tier::nvme);
     world.add_sets(6);
-    UpdateQueue queue(world.world.stream, false);
+    UpdateQueue queue(world.world.stream, false, 2);
     const double before = stalled(world, StallCause::nvme_to_host);
     queue.submit(world.job(1, max_norm, world.all()));
     queue.finish();
@@ -462,7 +485,7 @@ TEST(UpdateStalls, are_for_the_chunks_own_reasons_where_the_program_updates_by_i
 TEST(UpdateStalls, are_not_what_the_background_waits_for) {
   UpdateWorld world(scarce, Tier::nvme);
   world.add_sets(6);
-  UpdateQueue queue(world.world.stream, true);
+  UpdateQueue queue(world.world.stream, true, 2);
   const double before = world.world.stream.usage().stall_seconds;
   std::array<std::promise<void>, 12> gone;
   UpdateJob job = world.job(1, clipping, world.all());
@@ -480,7 +503,7 @@ TEST(UpdateStalls, are_told_from_the_updates_by_the_timeline) {
   sizes.timeline_bytes = 1 << 20;
   UpdateWorld world(sizes);
   world.add_sets(3);
-  UpdateQueue queue(world.world.stream, false);
+  UpdateQueue queue(world.world.stream, false, 2);
   queue.submit(world.job(1, clipping, world.all()));
   queue.finish();
   std::vector<std::optional<std::uint32_t>> updated;
@@ -544,7 +567,7 @@ INSTANTIATE_TEST_SUITE_P(Clipping, FailingUpdates, testing::Values(not_clipping,
 TEST_P(FailingUpdates, an_error_in_the_background_reaches_whoever_is_owed_something) {
   expect_first_sets_away();
   {
-    UpdateQueue queue(world_.world.stream, true);
+    UpdateQueue queue(world_.world.stream, true, 2);
     engine().failing_reads = 1'000'000;
     const UpdateTicket ticket = queue.submit(world_.job(1, GetParam(), {0, 1, 2, 3, 4}));
     EXPECT_THROW(queue.finish(), IoError);
@@ -563,7 +586,7 @@ TEST_P(FailingUpdates, an_error_in_the_background_reaches_whoever_is_owed_someth
 TEST_P(FailingUpdates, an_error_of_an_update_that_is_needed_reaches_the_access_and_finish) {
   expect_first_sets_away();
   {
-    UpdateQueue queue(world_.world.stream, false);
+    UpdateQueue queue(world_.world.stream, false, 2);
     engine().failing_reads = 1'000'000;
     queue.submit(world_.job(1, GetParam(), {0, 1, 2}));
     EXPECT_THROW(use(1), IoError);
@@ -579,7 +602,7 @@ TEST_P(FailingUpdates, the_destructor_swallows_an_error_that_nobody_has_asked_fo
   for (const bool background : {false, true}) {
     UpdateWorld world(scarce, Tier::nvme);
     world.add_sets(6);
-    UpdateQueue queue(world.world.stream, background);
+    UpdateQueue queue(world.world.stream, background, 2);
     world.world.engine.failing_reads = 1'000'000;
     queue.submit(world.job(1, GetParam(), {0, 1, 2}));
   }
@@ -587,7 +610,7 @@ TEST_P(FailingUpdates, the_destructor_swallows_an_error_that_nobody_has_asked_fo
 
 TEST_P(FailingUpdates, what_was_updated_before_the_error_can_be_used) {
   expect_first_sets_away();
-  UpdateQueue queue(world_.world.stream, false);
+  UpdateQueue queue(world_.world.stream, false, 2);
   queue.submit(world_.job(1, GetParam(), {0, 1, 2, 3}));
   world_.update_arrays(1, GetParam(), {0, 1, 2, 3});
   use(0);
@@ -602,7 +625,7 @@ TEST_P(FailingUpdates, what_was_updated_before_the_error_can_be_used) {
 }
 
 TEST_P(FailingUpdates, an_update_that_others_left_no_room_for_is_done_when_there_is_some) {
-  UpdateQueue queue(world_.world.stream, false);
+  UpdateQueue queue(world_.world.stream, false, 2);
   queue.submit(world_.job(1, GetParam(), {0, 1}));
   {
     const ChunkSet& other = world_.sets[5].chunks;
@@ -631,7 +654,7 @@ TEST(UpdateQueueThreads, several_find_every_set_updated_while_the_background_wor
                       Tier::nvme);
     world.add_sets(6);
     const std::vector<std::uint32_t> many{0, 1, 2, 3, 4}, one{5};
-    UpdateQueue queue(world.world.stream, true);
+    UpdateQueue queue(world.world.stream, true, 2);
     for (std::int64_t step = 1; step <= 8; ++step) {
       for (TestSet& set : world.sets) world.write_gradient(set);
       const UpdateTicket ticket = queue.submit(world.job(step, max_norm, many));
@@ -661,7 +684,7 @@ TEST(UpdateQueueThreads, others_may_finish_and_ask_for_norms_while_one_submits) 
   UpdateWorld world(roomy);
   world.add_sets(3);
   const std::vector<std::uint32_t> all = world.all();
-  UpdateQueue queue(world.world.stream, true);
+  UpdateQueue queue(world.world.stream, true, 2);
   const UpdateTicket first = queue.submit(world.job(1, clipping, all));
   const double norm = world.update_arrays(1, clipping, all);
   std::atomic<bool> done = false;

@@ -67,6 +67,26 @@ class BenchTest(unittest.TestCase):
             self.assertLessEqual({"service", "engine", "bare", "bare_with_checksums"}, set(case["gb_per_second"]))
             self.assertTrue(0 < case["depth_share"] <= 1.01, case)
 
+    def test_adam_reports_each_format_beside_its_roofline(self):
+        result = bench("--parameters", "64Ki", "--parameters", "1000", "--rounds", "1", "--json", what="adam")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["version"], 1)
+        cases = report["cases"]
+        self.assertEqual({case["bytes_per_param"] for case in cases}, {28, 20, 30, 26, 18})
+        self.assertEqual({case["parameters"] for case in cases}, {65536, 1000})
+        self.assertEqual(len({case["name"] for case in cases}), len(cases))
+        for case in cases:
+            self.assertGreater(case["gparams_per_second"], 0)
+            self.assertGreater(case["roofline_gb_per_second"], 0)
+            self.assertGreater(case["fraction"]["median"], 0)
+            self.assertAlmostEqual(case["gb_per_second"],
+                                   case["gparams_per_second"] * case["bytes_per_param"], delta=1e-6)
+
+    def test_adam_refuses_what_is_no_number(self):
+        for arguments in [("--parameters", "0"), ("--parameters", "many"), ("--parameters", "9Ti"), ("--rounds", "0")]:
+            self.assertEqual(bench(*arguments, what="adam").returncode, 2, arguments)
+
     def test_nvme_refuses_what_is_no_measurement(self):
         for arguments in ([], ["--path", ".", "--block", "5000B"], ["--path", ".", "--depth", "0"],
                           ["--path", ".", "--bytes", "4KiB"]):

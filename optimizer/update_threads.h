@@ -1,0 +1,34 @@
+/// The threads that an update runs on.
+///
+/// Work is cut into parts whose results do not depend on who does them, nor on how many do: their number never changes
+/// a bit. Threads come from oneTBB, which shares them among all of its users in the process.
+///
+/// Threads: `for_each` may be called by several at a time.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace terrace {
+
+class UpdateThreads {
+ public:
+  /// At most `count`, with the thread that calls: at least that one, and no more than there are cores.
+  explicit UpdateThreads(int count);
+  ~UpdateThreads();
+  UpdateThreads(const UpdateThreads&) = delete;
+  UpdateThreads& operator=(const UpdateThreads&) = delete;
+
+  int count() const noexcept { return count_; }
+  /// Calls `part(i)` for every i below `parts`, each once, and returns when all have ended. `part` must not throw.
+  void for_each(std::size_t parts, const std::function<void(std::size_t)>& part) const;
+
+ private:
+  struct Arena;
+
+  const int count_;
+  const std::unique_ptr<Arena> arena_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,86 @@
+// How far AdamW is from exact arithmetic, beside LibTorch's own.
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/integration/small_gpt.h"
+
+namespace terrace::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+constexpr int steps = 1000;
+
+/// Distances of elements from the exact ones.
+struct Errors {
+  double largest = 0;
+  double mean = 0;
+};
+
+Errors errors_of(const at::Tensor& values, const at::Tensor& exact) {
+  const at::Tensor distance = (values.detach().to(at::kDouble) - exact.detach()).abs();
+  return {distance.max().item<double>(), distance.mean().item<double>()};
+}
+
+class AdamWAccuracy : public ::testing::TestWithParam<std::int64_t> {};
+
+TEST_P(AdamWAccuracy, of_fp32_is_at_most_twice_as_far_from_float64_as_torch_is) {
+  const std::int64_t size = GetParam();
+  torch::manual_seed(3);
+  at::set_num_threads(2);
+  const auto parameter = [&, first = at::randn({size})](at::ScalarType type) {
+    return first.to(type, /*non_blocking=*/false, /*copy=*/true).requires_grad_(true);
+  };
+  const at::Tensor ours = parameter(at::kFloat);
+  const at::Tensor torchs = parameter(at::kFloat);
+  const at::Tensor exact = parameter(at::kDouble);
+  const auto options = torch::optim::AdamWOptions(1e-3).weight_decay(0.1);
+  AdamW optimizer(Tensors{ours}, options);
+  torch::optim::AdamW torch_optimizer(Tensors{torchs}, options);
+  torch::optim::AdamW exact_optimizer(Tensors{exact}, options);
+  for (int step = 0; step < steps; ++step) {
+    // Of a slope and of noise, as gradients of training are.
+    const at::Tensor gradient = 0.1 * at::randn({size}) + 0.05;
+    ours.mutable_grad() = gradient;
+    torchs.mutable_grad() = gradient;
+    exact.mutable_grad() = gradient.to(at::kDouble);
+    optimizer.step();
+    torch_optimizer.step();
+    exact_optimizer.step();
+  }
+  const Errors our_errors = errors_of(ours, exact);
+  const Errors torch_errors = errors_of(torchs, exact);
+  RecordProperty("largest over torch's", std::to_string(our_errors.largest / torch_errors.largest));
+  // An element that torch happens to meet exactly is no measure: the distance is of all of them, and the last place.
+  constexpr double last_place = 0x1p-24;
+  EXPECT_LE(our_errors.largest, 2 * torch_errors.largest + last_place);
+  EXPECT_LE(our_errors.mean, 2 * torch_errors.mean + last_place);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, AdamWAccuracy, ::testing::Values(1, 22, 63, 64, 128, 1'000, 1'024, 1'048'576));
+
+TEST(AdamWStates, of_every_format_teach_a_small_gpt_as_much) {
+  TrainingOptions options;
+  options.type = at::kBFloat16;
+  options.steps = 60;
+  const TrainingResult whole = train_small_gpt(options);
+  options.states = StateFormat::split;
+  EXPECT_EQ(train_small_gpt(options).losses, whole.losses);
+  options.states = StateFormat::split_bfloat16;
+  const TrainingResult shorter = train_small_gpt(options);
+  const auto end_of = [](const TrainingResult& result) {
+    return std::accumulate(result.losses.end() - 10, result.losses.end(), 0.0) / 10;
+  };
+  const double learned = whole.losses.front() - end_of(whole);
+  ASSERT_GT(learned, 0.1);
+  EXPECT_NEAR(end_of(shorter), end_of(whole), 0.05 * learned);
+}
+
+}  // namespace
+}  // namespace terrace::testing

@@ -1,0 +1,150 @@
+#include "tools/adam_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/units.h"
+#include "tools/bench_report.h"
+#include "tools/formatted.h"
+#include "tools/machine.h"
+#include "tools/paired.h"
+#include "tools/text_table.h"
+#include "tools/update_arrays.h"
+
+namespace terrace {
+namespace {
+
+/// The format; it goes up when a field changes its meaning.
+constexpr int kVersion = 1;
+
+/// A round lasts no less, so that clocks and threads that wake do not count.
+constexpr double kLeastSeconds = 0.02;
+
+struct Format {
+  const char* name;
+  ElementType parameter;
+  StateFormat states;
+};
+
+constexpr Format kFormats[] = {
+    {"fp32, states float32", ElementType::float32, StateFormat::float32},
+    {"fp32, states split_bfloat16", ElementType::float32, StateFormat::split_bfloat16},
+    {"bf16, states float32", ElementType::bfloat16, StateFormat::float32},
+    {"bf16, states split", ElementType::bfloat16, StateFormat::split},
+    {"bf16, states split_bfloat16", ElementType::bfloat16, StateFormat::split_bfloat16},
+};
+
+struct Case {
+  Format format;
+  std::uint64_t parameters;
+  int threads;
+  std::size_t bytes_per_parameter;
+  std::vector<double> update;    // seconds, by round
+  std::vector<double> roofline;  // seconds, by round
+
+  double rate(const std::vector<double>& seconds) const { return static_cast<double>(parameters) / median_of(seconds); }
+  double gigabytes(const std::vector<double>& seconds) const {
+    return 1e-9 * rate(seconds) * static_cast<double>(bytes_per_parameter);
+  }
+  Interval fraction() const {
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < update.size(); ++i) ratios.push_back(roofline[i] / update[i]);
+    return median_interval(ratios);
+  }
+  std::string name() const {
+    std::string count = format_bytes_exactly(parameters);
+    count.pop_back();  // they are no bytes: 48Mi
+    return std::string(format.name) + ", " + count + ", " + std::to_string(threads) +
+           (threads == 1 ? " thread" : " threads");
+  }
+};
+
+template <class Work>
+double seconds_of(int repetitions, Work&& work) {
+  const Stopwatch watch;
+  for (int i = 0; i < repetitions; ++i) work();
+  return watch.elapsed_seconds() / repetitions;
+}
+
+Case measure(const Format& format, std::uint64_t parameters, int thread_count, int rounds) {
+  const UpdateThreads threads(thread_count);
+  const UpdateArrays arrays(format.parameter, format.states, static_cast<std::size_t>(parameters));
+  Case result{.format = format,
+              .parameters = parameters,
+              .threads = thread_count,
+              .bytes_per_parameter = arrays.bytes_per_parameter(),
+              .update = {},
+              .roofline = {}};
+  const auto update = [&] { arrays.update(threads); };
+  const auto pass_over = [&] { arrays.pass_over(threads); };
+  update();
+  const double once = seconds_of(1, update);
+  const int repetitions = std::max(1, static_cast<int>(kLeastSeconds / once));
+  for (int round = 0; round < rounds; ++round) {
+    // Who comes first changes, as a machine's speed drifts.
+    if (round % 2 == 0) result.update.push_back(seconds_of(repetitions, update));
+    result.roofline.push_back(seconds_of(repetitions, pass_over));
+    if (round % 2 == 1) result.update.push_back(seconds_of(repetitions, update));
+  }
+  return result;
+}
+
+nlohmann::ordered_json to_json(const Case& each) {
+  nlohmann::ordered_json json;
+  json["name"] = each.name();
+  json["parameters"] = each.parameters;
+  json["threads"] = each.threads;
+  json["gparams_per_second"] = 1e-9 * each.rate(each.update);
+  json["bytes_per_param"] = each.bytes_per_parameter;
+  json["gb_per_second"] = each.gigabytes(each.update);
+  json["roofline_gb_per_second"] = each.gigabytes(each.roofline);
+  json["fraction"] = interval_json(each.fraction());
+  return json;
+}
+
+std::string to_text(const std::vector<Case>& cases) {
+  std::vector<std::vector<std::string>> rows{{"", "Gparams/s", "B/param", "GB/s", "roofline", "fraction"}};
+  for (const Case& each : cases) {
+    const Interval fraction = each.fraction();
+    rows.push_back({each.name(), formatted("%.3f", 1e-9 * each.rate(each.update)),
+                    std::to_string(each.bytes_per_parameter), formatted("%.1f", each.gigabytes(each.update)),
+                    formatted("%.1f", each.gigabytes(each.roofline)),
+                    formatted("%.3f (%.3f to %.3f)", fraction.median, fraction.low, fraction.high)});
+  }
+  return format_table(rows);
+}
+
+}  // namespace
+
+void bench_adam(const BenchAdamOptions& options) {
+  const int all = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  std::vector<int> thread_counts{1};
+  if (all > 1) thread_counts.push_back(all);
+  std::vector<Case> cases;
+  for (const Format& format : kFormats) {
+    for (const std::uint64_t parameters : options.parameters) {
+      for (const int threads : thread_counts) {
+        cases.push_back(measure(format, parameters, threads, options.rounds));
+        if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name().c_str());
+      }
+    }
+  }
+  if (!options.json) {
+    std::fputs(to_text(cases).c_str(), stdout);
+    return;
+  }
+  nlohmann::ordered_json json;
+  json["version"] = kVersion;
+  json["machine"] = machine_json(all);
+  json["instruction_set"] = adamw_instruction_set();
+  json["cases"] = nlohmann::ordered_json::array();
+  for (const Case& each : cases) json["cases"].push_back(to_json(each));
+  std::printf("%s\n", json.dump(2).c_str());
+}
+
+}  // namespace terrace
