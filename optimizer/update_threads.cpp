@@ -9,6 +9,12 @@
 #include <oneapi/tbb/task_arena.h>
 
 namespace terrace {
+namespace {
+
+/// Tells who watches threads, and does not see into oneTBB, that a thread begins with what another has handed it.
+std::atomic<unsigned> handed_over{0};
+
+}  // namespace
 
 struct UpdateThreads::Arena {
   explicit Arena(int count) : arena(count) {}
@@ -22,19 +28,27 @@ UpdateThreads::UpdateThreads(int count)
 UpdateThreads::~UpdateThreads() = default;
 
 void UpdateThreads::for_each(std::size_t parts, const std::function<void(std::size_t)>& part) const {
-  // Each takes the next part from here. That also orders what parts see and leave behind, for those who watch it.
-  std::atomic<std::size_t> next{0};
+  std::atomic<std::size_t> next{0};  // part, for whoever is free
+  std::atomic<int> ended{0};
   const auto take_parts = [&](int) {
-    for (std::size_t i = next.fetch_add(1); i < parts; i = next.fetch_add(1)) {
+    handed_over.load(std::memory_order_acquire);
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
       part(i);
     }
+    ended.fetch_add(1, std::memory_order_release);
   };
   const int takers = static_cast<int>(std::min(parts, static_cast<std::size_t>(count_)));
   if (takers <= 1) {
     take_parts(0);
     return;
   }
-  arena_->arena.execute([&] { oneapi::tbb::parallel_for(0, takers, take_parts, oneapi::tbb::simple_partitioner()); });
+  const auto take_all = [&] {
+    handed_over.load(std::memory_order_acquire);
+    oneapi::tbb::parallel_for(0, takers, take_parts, oneapi::tbb::simple_partitioner());
+  };
+  handed_over.fetch_add(1, std::memory_order_release);
+  arena_->arena.execute(take_all);
+  ended.load(std::memory_order_acquire);
 }
 
 }  // namespace terrace
