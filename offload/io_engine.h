@@ -54,6 +54,11 @@ class IoQueue {
   /// Submitted, and not yet handed back by `wait` or `poll`.
   virtual std::size_t in_flight() const noexcept = 0;
 
+  /// Has these regions registered in place of those before, of which the kernel then holds nothing; as at
+  /// `open_queue`, they change nothing else, and what cannot be registered is moved without. Only with nothing in
+  /// flight.
+  virtual void register_memory(std::span<const std::span<std::byte>> regions) = 0;
+
   /// Takes an operation and never waits for it; the drive may hear of it only at the next `poll` or `wait`, so that
   /// several are handed over at once. What goes wrong is told by its completion; only a submission beyond `depth()`
   /// throws, LogicError.
@@ -79,9 +84,10 @@ class IoEngine {
 
   virtual std::string_view name() const noexcept = 0;
 
-  /// `registered`: page-aligned regions that outlive the queue and in which the memory of most operations lies, and
-  /// `files` on which most of them are; either may be empty. They make transfers cheaper where the engine can register
-  /// them with the kernel, and change nothing else. Throws IoError, and LogicError if `depth` is 0.
+  /// `registered`: page-aligned regions that outlive the queue, or others in their place, and in which the memory of
+  /// most operations lies, and `files` on which most of them are; either may be empty. They make transfers cheaper
+  /// where the engine can register them with the kernel, and change nothing else. Throws IoError, and LogicError if
+  /// `depth` is 0.
   virtual std::unique_ptr<IoQueue> open_queue(std::size_t depth, std::span<const std::span<std::byte>> registered = {},
                                               std::span<const IoFile* const> files = {}) = 0;
 };

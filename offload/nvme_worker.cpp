@@ -52,8 +52,6 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
     : board_(board),
       store_(store),
       link_(link),
-      engine_(engine),
-      depth_(depth),
       most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())),
       thread_([this] { work(); }) {}
@@ -65,16 +63,12 @@ NvmeWorker::~NvmeWorker() {
 }
 
 void NvmeWorker::wake() noexcept {
-  {
-    const std::lock_guard lock(io_mutex_);
-    io_->wake();
-  }
+  io_->wake();
   work_.notify_one();
 }
 
 void NvmeWorker::tick() noexcept {
   ++ticks_;
-  const std::lock_guard lock(io_mutex_);
   io_->wake();
 }
 
@@ -87,7 +81,7 @@ void NvmeWorker::work() {
     const bool came = receive(filled);
     give_up_on_the_unanswered();
     // Where the drive answers faster than checksums are taken, both take turns.
-    if (!came || answered_.size() > depth_) {
+    if (!came || answered_.size() > io_->depth()) {
       settle_some();
     }
   }
@@ -100,7 +94,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
     if (io_->in_flight() > 0) {
       return Filled::all;  // and nothing more before it has come to rest
     }
-    open_queue_again();
+    register_anew();
   }
   bool submitted = false;
   for (std::size_t bytes = 0; bytes < bytes_at_once;) {
@@ -157,21 +151,16 @@ NvmeWorker::AllMoving::iterator NvmeWorker::next_ready(const TransferBoard::Lock
   });
 }
 
-void NvmeWorker::open_queue_again() {
+/// With nothing in flight. In the queue that there is: another one could fail to open, for reasons that have nothing to
+/// do with the drive.
+void NvmeWorker::register_anew() {
   TransferBoard::Registration wanted;
   {
     const TransferBoard::Lock lock = board_.lock();
     wanted = board_.registration(link_, lock);
   }
   registration_ = wanted.number;
-  try {
-    std::unique_ptr<IoQueue> fresh = engine_.open_queue(depth_, wanted.memory, store_.io_files());
-    const std::lock_guard lock(io_mutex_);
-    io_.swap(fresh);  // what was registered goes with the one before
-  } catch (...) {
-    die(std::current_exception());
-    return;
-  }
+  io_->register_memory(wanted.memory);
   board_.registered(link_, wanted.number);
 }
 
@@ -254,7 +243,7 @@ void NvmeWorker::settle_some() {
     settle_writes();
     return;
   }
-  for (std::size_t bytes = 0; !answered_.empty() && (bytes < bytes_at_once || answered_.size() > depth_);) {
+  for (std::size_t bytes = 0; !answered_.empty() && (bytes < bytes_at_once || answered_.size() > io_->depth());) {
     bytes += answered_.front().operation.bytes;
     settle_read(answered_.begin());
   }

@@ -18,7 +18,6 @@
 #include <exception>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,8 +62,7 @@ class NvmeWorker final : public LinkWorker {
   void work();
   Filled fill();
   bool registration_changes();
-  /// With nothing in flight: a queue anew, with what is to be registered now.
-  void open_queue_again();
+  void register_anew();
   AllMoving::iterator next_ready(const TransferBoard::Lock& lock);
   AllMoving::iterator make_ready(TransferBlock block);
   void submit(AllMoving::iterator at);
@@ -82,14 +80,11 @@ class NvmeWorker final : public LinkWorker {
   TransferBoard& board_;
   NvmeStore& store_;
   const Link link_;
-  IoEngine& engine_;
-  const std::size_t depth_;
   const std::size_t most_ready_;  ///< beyond what there is room for
-  std::mutex io_mutex_;           ///< of replacing the queue, and of reaching it from other threads
   std::unique_ptr<IoQueue> io_;
   std::uint64_t registration_ = 0;  ///< that the queue has
   std::atomic<std::uint64_t> ticks_{0};
-  std::uint64_t last_look_ = 0;  ///< for what is unanswered: the tick of it
+  std::uint64_t last_look_ = 0;   ///< for what is unanswered: the tick of it
   std::condition_variable work_;  ///< in place of a queue that is broken
   AllMoving ready_;               ///< for the queue
   AllMoving moving_;              ///< with the queue

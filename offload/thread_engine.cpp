@@ -30,6 +30,8 @@ class ThreadQueue : public IoQueue {
   std::size_t depth() const noexcept override { return depth_; }
   std::size_t in_flight() const noexcept override { return in_flight_; }
 
+  void register_memory(std::span<const std::span<std::byte>>) override {}
+
   void submit(const IoOperation& operation) override {
     if (in_flight_ == depth_) {
       throw LogicError("nvme: an operation beyond the " + std::to_string(depth_) + " that a queue holds");

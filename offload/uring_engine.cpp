@@ -59,19 +59,12 @@ struct Event {
 /// Memory that the kernel knows by number.
 class RegisteredMemory {
  public:
-  RegisteredMemory(io_uring& ring, std::span<const std::span<std::byte>> regions) {
-    for (std::span<std::byte> region : regions) {
-      for (; !region.empty(); region = region.subspan(pieces_.back().iov_len)) {
-        pieces_.push_back({region.data(), std::min(region.size(), kLargestRegistration)});
-      }
-    }
-    if (pieces_.empty()) return;
-    std::sort(pieces_.begin(), pieces_.end(), [](const iovec& a, const iovec& b) { return begin(a) < begin(b); });
-    const int result = io_uring_register_buffers(&ring, pieces_.data(), static_cast<unsigned>(pieces_.size()));
-    if (result == 0) return;
-    pieces_.clear();
-    note_fallback("nvme: io_uring transfers memory that is not registered, a little slower",
-                  "registering it failed: " + errno_text(-result) + " (raise the limit on locked memory, ulimit -l)");
+  RegisteredMemory(io_uring& ring, std::span<const std::span<std::byte>> regions) : ring_(ring) { fix(regions); }
+
+  /// Other memory in place of it; nothing of it is in use.
+  void replace(std::span<const std::span<std::byte>> regions) {
+    let_go();
+    fix(regions);
   }
 
   /// The number of the piece that holds all of these bytes.
@@ -89,6 +82,29 @@ class RegisteredMemory {
  private:
   static const std::byte* begin(const iovec& piece) { return static_cast<const std::byte*>(piece.iov_base); }
 
+  void fix(std::span<const std::span<std::byte>> regions) {
+    for (std::span<std::byte> region : regions) {
+      for (; !region.empty(); region = region.subspan(pieces_.back().iov_len)) {
+        pieces_.push_back({region.data(), std::min(region.size(), kLargestRegistration)});
+      }
+    }
+    if (pieces_.empty()) return;
+    std::sort(pieces_.begin(), pieces_.end(), [](const iovec& a, const iovec& b) { return begin(a) < begin(b); });
+    const int result = io_uring_register_buffers(&ring_, pieces_.data(), static_cast<unsigned>(pieces_.size()));
+    if (result == 0) return;
+    pieces_.clear();
+    note_fallback("nvme: io_uring transfers memory that is not registered, a little slower",
+                  "registering it failed: " + errno_text(-result) + " (raise the limit on locked memory, ulimit -l)");
+  }
+
+  void let_go() {
+    if (pieces_.empty()) return;
+    pieces_.clear();
+    while (io_uring_unregister_buffers(&ring_) == -EINTR) {
+    }
+  }
+
+  io_uring& ring_;
   std::vector<iovec> pieces_;  // by address, as they are registered
 };
 
@@ -140,6 +156,8 @@ class UringQueue : public IoQueue {
 
   std::size_t depth() const noexcept override { return transfers_.size(); }
   std::size_t in_flight() const noexcept override { return transfers_.size() - free_.size(); }
+
+  void register_memory(std::span<const std::span<std::byte>> regions) override { registered_.replace(regions); }
 
   void submit(const IoOperation& operation) override {
     if (free_.empty()) {

@@ -62,6 +62,7 @@ class MeasuredEngine final : public IoEngine {
 
     std::size_t depth() const noexcept override { return queue_->depth(); }
     std::size_t in_flight() const noexcept override { return queue_->in_flight(); }
+    void register_memory(std::span<const std::span<std::byte>> regions) override { queue_->register_memory(regions); }
     void submit(const IoOperation& operation) override {
       if (!engine_.looks_) return queue_->submit(operation);
       note(queue_->in_flight());

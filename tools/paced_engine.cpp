@@ -23,6 +23,8 @@ class PacedQueue final : public IoQueue {
   std::size_t depth() const noexcept override { return queue_->depth(); }
   std::size_t in_flight() const noexcept override { return operations_.size() - free_.size(); }
 
+  void register_memory(std::span<const std::span<std::byte>> regions) override { queue_->register_memory(regions); }
+
   void submit(const IoOperation& operation) override {
     if (free_.empty()) {
       throw LogicError("io: " + std::to_string(operations_.size()) +

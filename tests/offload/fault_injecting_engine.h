@@ -164,6 +164,8 @@ class FaultInjectingEngine::Queue : public IoQueue {
   std::size_t depth() const noexcept override { return queue_->depth(); }
   std::size_t in_flight() const noexcept override { return flights_.size(); }
 
+  void register_memory(std::span<const std::span<std::byte>> regions) override { queue_->register_memory(regions); }
+
   void submit(const IoOperation& operation) override {
     if (in_flight() == depth()) throw LogicError("nvme: an operation beyond the depth of a queue");
     if (operation.direction == Direction::write && engine_.before_write) engine_.before_write(operation.offset);

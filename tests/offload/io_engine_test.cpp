@@ -198,6 +198,32 @@ TEST_P(IoEngineTest, works_with_memory_that_cannot_be_registered) {
   ::munmap(no_access, 4 * kPage);
 }
 
+TEST_P(IoEngineTest, moves_memory_whether_it_is_registered_anew_no_longer_or_in_vain) {
+  void* no_access = ::mmap(nullptr, 4 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(no_access, MAP_FAILED);
+  const std::span<std::byte> impossible(static_cast<std::byte*>(no_access), 4 * kPage);
+  const OpenFile file;
+  AlignedBytes memory = random_bytes(2 * kPage, 8);
+  const AlignedBytes written = memory;
+  const std::span<std::byte> first = std::span(memory).first(kPage), second = std::span(memory).last(kPage);
+  {
+    const auto queue = engine_->open_queue(2, {&first, 1});
+    for (const auto& regions : {std::vector{second}, {}, {first, second}, {impossible}, {first}}) {
+      queue->register_memory(regions);
+      for (const Direction direction : {Direction::write, Direction::read}) {
+        for (const std::span<std::byte> page : {first, second}) {
+          const auto offset = static_cast<std::uint64_t>(page.data() - memory.data());
+          queue->submit({direction, &file.get(), offset, page.data(), page.size(), page.data()});
+        }
+        EXPECT_EQ(drain(*queue).size(), 2U);
+        if (direction == Direction::write) std::fill(memory.begin(), memory.end(), std::byte{0});
+      }
+      EXPECT_EQ(memory, written);
+    }
+  }
+  ::munmap(no_access, 4 * kPage);
+}
+
 TEST_P(IoEngineTest, an_empty_transfer_touches_nothing) {
   const IoFile closed{-1, "closed"};
   AlignedBytes nothing;

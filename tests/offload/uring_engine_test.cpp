@@ -91,6 +91,23 @@ TEST(UringEngine, registers_a_large_region_in_pieces_and_uses_them_up_to_their_b
   ::close(memory);
 }
 
+TEST(UringEngine, registers_memory_in_place_of_what_was_registered_before) {
+  if (!UringEngine::available()) GTEST_SKIP();
+  alignas(4096) static std::byte bytes[4 * 4096];
+  const auto page = [](std::size_t number) { return std::span(bytes).subspan(number * 4096, 4096); };
+  const std::vector<std::span<std::byte>> one = {page(0)}, three = {page(1), page(2), page(3)};
+  const int others = std::max(registered_buffers(), 0);
+  const auto queue = UringEngine().open_queue(1, one);
+  if (registered_buffers() < 0) GTEST_SKIP() << "this kernel does not tell what is registered";
+  EXPECT_EQ(registered_buffers() - others, 1);
+  queue->register_memory(three);
+  EXPECT_EQ(registered_buffers() - others, 3);
+  queue->register_memory({});
+  EXPECT_EQ(registered_buffers() - others, 0);
+  queue->register_memory(one);
+  EXPECT_EQ(registered_buffers() - others, 1);
+}
+
 TEST(UringEngine, works_unregistered_where_memory_cannot_be_locked) {
   if (!UringEngine::available()) GTEST_SKIP();
   EXPECT_TRUE(holds_where_call_is_refused(SYS_io_uring_register, ENOMEM, [] {
