@@ -66,6 +66,12 @@ class RegisteredMemory {
     let_go();
     fix(regions);
   }
+  void let_go() {
+    if (pieces_.empty()) return;
+    pieces_.clear();
+    while (io_uring_unregister_buffers(&ring_) == -EINTR) {
+    }
+  }
 
   /// The number of the piece that holds all of these bytes.
   std::optional<int> find(const std::byte* memory, std::size_t bytes) const {
@@ -97,13 +103,6 @@ class RegisteredMemory {
                   "registering it failed: " + errno_text(-result) + " (raise the limit on locked memory, ulimit -l)");
   }
 
-  void let_go() {
-    if (pieces_.empty()) return;
-    pieces_.clear();
-    while (io_uring_unregister_buffers(&ring_) == -EINTR) {
-    }
-  }
-
   io_uring& ring_;
   std::vector<iovec> pieces_;  // by address, as they are registered
 };
@@ -111,14 +110,22 @@ class RegisteredMemory {
 /// Files that the kernel knows by number.
 class RegisteredFiles {
  public:
-  RegisteredFiles(io_uring& ring, std::span<const IoFile* const> files) {
+  RegisteredFiles(io_uring& ring, std::span<const IoFile* const> files) : ring_(ring) {
     for (const IoFile* file : files) descriptors_.push_back(file->descriptor);
     if (descriptors_.empty()) return;
-    const int result = io_uring_register_files(&ring, descriptors_.data(), static_cast<unsigned>(descriptors_.size()));
+    const int result = io_uring_register_files(&ring_, descriptors_.data(), static_cast<unsigned>(descriptors_.size()));
     if (result == 0) return;
     descriptors_.clear();
     note_fallback("nvme: io_uring looks files up at each transfer, a little slower",
                   "registering them failed: " + errno_text(-result));
+  }
+
+  /// Nothing of them is in use.
+  void let_go() {
+    if (descriptors_.empty()) return;
+    descriptors_.clear();
+    while (io_uring_unregister_files(&ring_) == -EINTR) {
+    }
   }
 
   std::optional<int> find(const IoFile& file) const {
@@ -128,6 +135,7 @@ class RegisteredFiles {
   }
 
  private:
+  io_uring& ring_;
   std::vector<int> descriptors_;  // by number; a file a path, so that they are few
 };
 
@@ -149,9 +157,13 @@ class UringQueue : public IoQueue {
       if (in_kernel_ == 0) break;
       if (const int error_number = enter_and_wait(); error_number != 0 && !may_pass(error_number)) {
         log(LogLevel::error, "nvme: waiting for io_uring failed: " + errno_text(error_number));
-        break;
+        return;
       }
     }
+    // The kernel takes a ring down some time after it was told to, and until then would hold these: the space of files
+    // that have lost their names, too.
+    files_.let_go();
+    registered_.let_go();
   }
 
   std::size_t depth() const noexcept override { return transfers_.size(); }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -14,8 +16,10 @@
 
 #include "base/error.h"
 #include "tests/base/noted.h"
+#include "tests/base/temporary_folder.h"
 #include "tests/offload/open_file.h"
 #include "tests/offload/refused_call.h"
+#include "tests/offload/small_disk.h"
 
 namespace terrace {
 namespace {
@@ -106,6 +110,31 @@ TEST(UringEngine, registers_memory_in_place_of_what_was_registered_before) {
   EXPECT_EQ(registered_buffers() - others, 0);
   queue->register_memory(one);
   EXPECT_EQ(registered_buffers() - others, 1);
+}
+
+TEST(UringEngine, holds_no_file_once_its_queue_has_ended) {
+  if (!UringEngine::available()) GTEST_SKIP();
+  constexpr std::size_t bytes = std::size_t{8} << 20U;
+  const TemporaryFolder folder;
+  const std::optional<bool> holds = holds_on_small_disk(folder.path(), 2 * bytes, [&] {
+    alignas(4096) static std::byte memory[4096];
+    const std::span<std::byte> region(memory);
+    const std::uintmax_t before = fs::space(folder.path()).available;
+    for (int round = 0; round < 20; ++round) {
+      const IoFile file{::open((folder.path() / "file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600), "file"};
+      const IoFile* const files[] = {&file};
+      auto queue = UringEngine().open_queue(1, {&region, 1}, files);
+      if (::fallocate(file.descriptor, 0, 0, bytes) != 0) return false;
+      queue->submit({IoOperation::Direction::write, &file, 0, memory, sizeof memory, nullptr});
+      queue.reset();
+      fs::remove(folder.path() / "file");
+      ::close(file.descriptor);
+      if (fs::space(folder.path()).available != before) return false;  // the next one could not have it
+    }
+    return true;
+  });
+  if (!holds) GTEST_SKIP() << "no mount of our own here";
+  EXPECT_TRUE(*holds);
 }
 
 TEST(UringEngine, works_unregistered_where_memory_cannot_be_locked) {
