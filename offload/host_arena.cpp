@@ -92,6 +92,11 @@ void HostArena::keep_all() noexcept {
     std::lock_guard lock(mutex_);
     keeps_all_ = true;
     touched = used_end_ * granule_bytes_;
+    // What is fixed has memory, also where it is free.
+    const auto fixed = std::stable_partition(untouched_.begin(), untouched_.end(),
+                                             [&](std::size_t granule) { return granule >= used_end_; });
+    touched_.insert(touched_.begin(), fixed, untouched_.end());
+    untouched_.erase(fixed, untouched_.end());
   }
   if (region_ == nullptr) return;
   ::madvise(region_, capacity_bytes(), MADV_HUGEPAGE);

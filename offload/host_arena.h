@@ -32,7 +32,8 @@ class HostArena {
   /// stay. Allocations wait meanwhile.
   std::size_t trim();
   /// From now on, until `may_trim`, nothing is given back: whoever fixes memory in place, a device or the kernel, would
-  /// not hear of it. What has been touched is put into huge pages where the system has them, which are easier to fix.
+  /// not hear of it. What was ever handed out is put into huge pages where the system has them, which are easier to
+  /// fix, and counts as touched.
   void keep_all() noexcept;
   void may_trim() noexcept;
   /// Its addresses are never given to anything else, even after its end: the kernel may still use them.
@@ -43,7 +44,8 @@ class HostArena {
   std::size_t granule_bytes() const noexcept { return granule_bytes_; }
   std::size_t capacity_bytes() const noexcept { return granule_bytes_ * granule_count_; }
   std::size_t used_bytes() const;
-  /// Granules handed out at least once since they were last trimmed: the most memory this arena can be holding.
+  /// Granules handed out, or told to be kept, at least once since they were last trimmed: the most memory this arena
+  /// can be holding.
   std::size_t touched_bytes() const;
   /// All granules that were ever handed out lie in this first part of the region.
   std::span<std::byte> used_region() const;

@@ -70,6 +70,21 @@ TEST(HostArena, keeps_its_memory_for_as_long_as_it_is_told) {
   EXPECT_EQ(arena.used_region().size(), 5 * kGranule) << "what was used once counts";
 }
 
+TEST(HostArena, memory_that_free_granules_had_only_because_it_was_fixed_is_given_back) {
+  HostArena arena(kGranule, 1024);
+  const std::vector<std::byte*> granules = arena.allocate(8);
+  for (std::byte* granule : granules) *granule = std::byte{1};
+  arena.free(std::span(granules).subspan(1));
+  EXPECT_EQ(arena.trim(), 7 * kGranule);
+  arena.keep_all();
+  for (std::byte* granule : granules) *granule = std::byte{1};  // as by whoever fixes all that was ever used
+  EXPECT_EQ(arena.touched_bytes(), 8 * kGranule);
+  arena.may_trim();
+  EXPECT_EQ(arena.trim(), 7 * kGranule);
+  EXPECT_EQ(resident_pages(granules[1], 7 * kGranule), 0U);
+  EXPECT_EQ(arena.allocate(1).front(), granules[1]) << "the low end first, as before";
+}
+
 TEST(HostArena, trim_gives_back_free_granules_and_leaves_used_ones) {
   HostArena arena(kGranule, 16);
   const std::vector<std::byte*> granules = arena.allocate(8);
