@@ -361,13 +361,13 @@ void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
   }
   // While they count as being written nobody else touches their records.
   for_each_run(written, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
-    try {
-      std::vector<ExtentRecord> records = records_of(run);
-      file_of(run.front()).record(first_in_file, records);
-    } catch (...) {
-      for (EndOfWrite& end : ends) {
-        if (std::binary_search(run.begin(), run.end(), end.extent)) end.error = std::current_exception();
-      }
+    std::exception_ptr error = record(run, first_in_file);
+    if (!error) return;
+    for (std::size_t i = 0; i < run.size(); ++i) {
+      // Each by itself, so that those fail that cannot be recorded, and not their neighbours.
+      if (run.size() > 1) error = record(run.subspan(i, 1), first_in_file + i);
+      const auto is_it = [&](const EndOfWrite& end) { return end.extent == run[i]; };
+      if (error) std::ranges::find_if(ends, is_it)->error = error;
     }
   });
   const Lock lock(mutex_);
@@ -379,6 +379,17 @@ void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
     entry.state = State::written;
     failing_[number(end.extent) % files_.size()] = false;
   }
+}
+
+/// What recording a run of neighbours fails with, if it does.
+std::exception_ptr NvmeStore::record(std::span<const ExtentId> run, std::uint64_t first_in_file) {
+  try {
+    std::vector<ExtentRecord> records = records_of(run);
+    file_of(run.front()).record(first_in_file, records);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 std::vector<ExtentRecord> NvmeStore::records_of(std::span<const ExtentId> extents) const {

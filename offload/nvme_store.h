@@ -119,6 +119,7 @@ class NvmeStore {
   IoOperation operation(IoOperation::Direction direction, ExtentId extent, std::byte* block, std::size_t bytes) const;
   void give_space_to(std::span<const ExtentId> extents);
   void clear_records(std::vector<ExtentId> extents);
+  std::exception_ptr record(std::span<const ExtentId> run, std::uint64_t first_in_file);
   std::vector<ExtentRecord> records_of(std::span<const ExtentId> extents) const;
   template <class Visit>
   void for_each_run(std::vector<ExtentId>& extents, Visit&& visit);
