@@ -80,6 +80,11 @@ std::string NvmeStore::describe(ExtentId extent) const {
   return file_of(extent).file().path.string() + ", offset " + std::to_string(offset_of(extent));
 }
 
+std::string NvmeStore::describe(std::span<const ExtentId> run) const {
+  const std::string first = std::to_string(number(run.front())) + " (" + describe(run.front()) + ")";
+  return run.size() == 1 ? "extent " + first : std::to_string(run.size()) + " extents from " + first + " on";
+}
+
 std::vector<fs::path> NvmeStore::files() const {
   std::vector<fs::path> result;
   for (const ExtentFile& file : files_) result.push_back(file.file().path);
@@ -245,13 +250,13 @@ void NvmeStore::give_space_to(std::span<const ExtentId> extents) {
 }
 
 void NvmeStore::clear_records(std::vector<ExtentId> extents) {
-  try {
-    for_each_run(extents, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
+  for_each_run(extents, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
+    try {
       file_of(run.front()).clear_records(first_in_file, run.size());
-    });
-  } catch (const Error& error) {
-    log(LogLevel::warning, error.message());
-  }
+    } catch (const Error& error) {
+      log(LogLevel::warning, "nvme: clearing the record of " + describe(run) + " failed: " + error.message());
+    }
+  });
 }
 
 void NvmeStore::release(std::span<const ExtentId> extents) {
@@ -386,6 +391,9 @@ std::exception_ptr NvmeStore::record(std::span<const ExtentId> run, std::uint64_
   try {
     std::vector<ExtentRecord> records = records_of(run);
     file_of(run.front()).record(first_in_file, records);
+  } catch (const IoError& error) {
+    return std::make_exception_ptr(
+        IoError("nvme: writing the record of " + describe(run) + " failed: " + error.message(), error.hint()));
   } catch (...) {
     return std::current_exception();
   }

@@ -116,6 +116,8 @@ class NvmeStore {
   ExtentFile& file_of(ExtentId extent) { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   const ExtentFile& file_of(ExtentId extent) const { return files_[static_cast<std::size_t>(extent) % files_.size()]; }
   std::uint64_t offset_of(ExtentId extent) const;
+  /// Neighbours in a file, likewise for messages.
+  std::string describe(std::span<const ExtentId> run) const;
   IoOperation operation(IoOperation::Direction direction, ExtentId extent, std::byte* block, std::size_t bytes) const;
   void give_space_to(std::span<const ExtentId> extents);
   void clear_records(std::vector<ExtentId> extents);

@@ -491,13 +491,32 @@ TEST_F(NvmeStoreTest, writes_whose_record_fails_are_errors_of_their_own_and_coun
       EXPECT_EQ(error, nullptr) << number(extent);
       EXPECT_EQ(read_back(store, extent), block);
     } else {
-      EXPECT_THROW(std::rethrow_exception(error), IoError) << number(extent);
+      const std::string message = message_of<IoError>([&] { std::rethrow_exception(error); });
+      EXPECT_CONTAINS(message, "nvme: writing the record of extent " + std::to_string(number(extent)) + " (" +
+                                   store.describe(extent) + ") failed: nvme: write of 64 B at offset ");
+      EXPECT_CONTAINS(message, "File too large (EFBIG)\n  hint: ");
       EXPECT_THROW(read_back(store, extent), LogicError);
       write(store, extent, block);
       EXPECT_EQ(read_back(store, extent), block);
     }
   }
   EXPECT_NO_THROW(store.release(extents));
+}
+
+TEST_F(NvmeStoreTest, records_that_cannot_be_cleared_are_named_and_keep_no_others_from_it) {
+  NvmeStore store({folder_ / "a", folder_ / "b"}, 2 * extent_file_bytes(kExtent, 4), kExtent);
+  const std::vector<ExtentId> extents = store.reserve(8);
+  for (const ExtentId extent : extents) write(store, extent, pattern(kExtent, 1));
+  testing::internal::CaptureStderr();
+  {
+    const FileSizeLimit limit(records_offset(kExtent, 4) + ExtentRecord::kBytes);
+    store.release(std::vector{ExtentId{2}, ExtentId{4}, ExtentId{7}});
+  }
+  const std::string logged = testing::internal::GetCapturedStderr();
+  EXPECT_CONTAINS(logged, "nvme: clearing the record of 2 extents from 2 (" + store.describe(ExtentId{2}) +
+                              ") on failed: nvme: write of 128 B");
+  EXPECT_CONTAINS(logged, "nvme: clearing the record of extent 7 (" + store.describe(ExtentId{7}) + ") failed: ");
+  EXPECT_EQ(store.free_extents(), 3U);
 }
 
 TEST_F(NvmeStoreTest, an_end_without_a_beginning_is_refused) {
