@@ -355,13 +355,21 @@ IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_
 }
 
 void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
+  std::vector<const EndOfWrite*> ending;
   std::vector<ExtentId> written;
+  ending.reserve(ends.size());  // so that none has ended where there is no memory for all
+  written.reserve(ends.size());
   {
     const Lock lock(mutex_);
-    for (const EndOfWrite& end : ends) {
-      if (!known(lock, end.extent, "end of write").writing)
-        throw no_transfer("write", end.extent, describe(end.extent));
-      if (!end.error) written.push_back(end.extent);
+    for (EndOfWrite& end : ends) {
+      try {
+        if (!known(lock, end.extent, "end of write").writing)
+          throw no_transfer("write", end.extent, describe(end.extent));
+        ending.push_back(&end);
+        if (!end.error) written.push_back(end.extent);
+      } catch (const LogicError&) {
+        end.error = std::current_exception();
+      }
     }
   }
   // While they count as being written nobody else touches their records.
@@ -377,12 +385,12 @@ void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
   });
   const Lock lock(mutex_);
   for (const ExtentId extent : written) extents_[number(extent)].has_record = true;  // or a part of one
-  for (const EndOfWrite& end : ends) {
-    Extent& entry = extents_[number(end.extent)];
+  for (const EndOfWrite* end : ending) {
+    Extent& entry = extents_[number(end->extent)];
     entry.writing = false;
-    if (end.error) continue;
+    if (end->error) continue;
     entry.state = State::written;
-    failing_[number(end.extent) % files_.size()] = false;
+    failing_[number(end->extent) % files_.size()] = false;
   }
 }
 
@@ -415,9 +423,10 @@ std::vector<ExtentRecord> NvmeStore::records_of(std::span<const ExtentId> extent
 }
 
 void NvmeStore::end_write(ExtentId extent, bool written) {
-  EndOfWrite end{extent, written ? nullptr : std::make_exception_ptr(IoError("nvme: not written"))};
+  const std::exception_ptr known = written ? nullptr : std::make_exception_ptr(IoError("nvme: not written"));
+  EndOfWrite end{extent, known};
   end_writes({&end, 1});
-  if (written && end.error) std::rethrow_exception(end.error);
+  if (end.error != known) std::rethrow_exception(end.error);
 }
 
 IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {

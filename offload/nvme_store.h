@@ -67,9 +67,10 @@ class NvmeStore {
     std::exception_ptr error;
   };
   /// Ends several; the records of neighbours are written together. An extent whose write has an error goes on counting
-  /// as never written, as it does where its record fails: an IoError, which is its error then.
+  /// as never written, as it does where its record fails: an IoError, which is its error then. The error of one of
+  /// which no write is under way is a LogicError.
   void end_writes(std::span<EndOfWrite> ends);
-  /// The same of one; `written`: every byte was. Throws where its record fails.
+  /// The same of one; `written`: every byte was. Throws such an error.
   void end_write(ExtentId extent, bool written);
 
   /// Starts a read of exactly as many bytes as were written last. Several may be under way at once.

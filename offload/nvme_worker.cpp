@@ -54,6 +54,7 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       link_(link),
       most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())),
+      ends_(2 * depth),  // room for all that may be answered before they are settled
       thread_([this] { work(); }) {}
 
 NvmeWorker::~NvmeWorker() {
@@ -262,18 +263,18 @@ void NvmeWorker::settle_read(AllMoving::iterator at) {
 
 /// All at once: no checksum is to be taken, and records of neighbours cost as much as one.
 void NvmeWorker::settle_writes() {
-  std::vector<NvmeStore::EndOfWrite> ends;
+  ends_.clear();
   for (const Moving& moving : answered_) {
-    ends.push_back({moving.block.on_nvme(), moving.error});
+    ends_.push_back({moving.block.on_nvme(), moving.error});
   }
   try {
-    store_.end_writes(ends);
+    store_.end_writes(ends_);
   } catch (...) {
-    for (auto& ended : ends) {
+    for (auto& ended : ends_) {
       ended.error = std::current_exception();
     }
   }
-  for (const auto& [extent, error] : ends) {
+  for (const auto& [extent, error] : ends_) {
     const TransferRequest& request = answered_.front().block.job->request;
     if (error && request.write_failed) {
       request.write_failed(extent, error);

@@ -90,6 +90,7 @@ class NvmeWorker final : public LinkWorker {
   AllMoving moving_;              ///< with the queue
   AllMoving answered_;            ///< by it, and not settled
   std::vector<IoCompletion> completions_;
+  std::vector<NvmeStore::EndOfWrite> ends_;
   std::size_t passed_in_a_row_ = 0;  ///< submissions since the oldest of `ready_` was submitted
   AllMoving unanswered_;
   bool broken_ = false;      ///< the queue throws

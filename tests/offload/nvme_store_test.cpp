@@ -534,6 +534,26 @@ TEST_F(NvmeStoreTest, an_end_without_a_beginning_is_refused) {
   EXPECT_THROW(store.end_read(extent, block.data(), nullptr), LogicError);
 }
 
+TEST_F(NvmeStoreTest, an_end_without_a_beginning_leaves_those_beside_it_alone) {
+  NvmeStore store({folder_}, capacity_for(8), kExtent);
+  const std::vector<ExtentId> extents = store.reserve(3);
+  AlignedBytes block = pattern(kExtent, 1);
+  for (const ExtentId extent : {extents[0], extents[2]}) {
+    EXPECT_EQ(io_.run(store.begin_write(extent, block.data(), kExtent)), nullptr);
+  }
+  std::vector<NvmeStore::EndOfWrite> ends = {
+      {ExtentId{8}, nullptr}, {extents[0], nullptr}, {extents[1], nullptr}, {extents[2], nullptr}};
+  store.end_writes(ends);
+  for (const std::size_t bad : {0, 2}) EXPECT_THROW(std::rethrow_exception(ends[bad].error), LogicError);
+  for (const std::size_t good : {1, 3}) {
+    EXPECT_EQ(ends[good].error, nullptr);
+    EXPECT_EQ(read_back(store, ends[good].extent), block);
+  }
+  EXPECT_THROW(read_back(store, extents[1]), LogicError) << "nothing was written there";
+  EXPECT_THROW(store.end_write(extents[1], false), LogicError);
+  EXPECT_NO_THROW(store.release(extents));
+}
+
 TEST_F(NvmeStoreTest, says_whether_it_goes_past_the_page_cache) {
   const NvmeStore store({folder_}, capacity_for(4), kExtent);
   EXPECT_EQ(store.direct(), ExtentFile(folder_, kExtent, 1).direct());
