@@ -93,8 +93,13 @@ TransferId TransferBoard::start(TransferRequest request) {
       throw LogicError("transfer: " + std::to_string(most_transfers) + " are under way, and no more may be");
     }
     job->id = static_cast<TransferId>(next_id_++);
-    jobs_.emplace(static_cast<std::uint64_t>(job->id), job);
-    queues_[index_of(route.first)].push(job);
+    const auto known = jobs_.emplace(static_cast<std::uint64_t>(job->id), job).first;
+    try {
+      queues_[index_of(route.first)].push(job);
+    } catch (...) {
+      jobs_.erase(known);  // it would be waited for, and never end
+      throw;
+    }
   }
   wake(route.first);
   return job->id;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <memory>
+#include <new>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -13,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "tests/offload/failing_allocation.h"
 #include "tests/offload/transfer_world.h"
 
 namespace terrace {
@@ -293,6 +296,33 @@ TEST_P(TransferServiceTest, one_that_cannot_open_all_of_its_queues_ends_at_once_
     EXPECT_THROW(TransferService(device_, arena_, &store_, &engine), IoError) << queues;
     EXPECT_EQ(arena_.used_bytes(), before);
   }
+}
+
+TEST_P(TransferServiceTest, one_that_cannot_start_for_lack_of_memory_leaves_nothing_behind) {
+  if (!FailingAllocation::possible()) GTEST_SKIP();
+  Object& each = object(many_bytes);
+  put(each, nvme, 1);
+  std::deque<Outcome> outcomes;
+  for (const auto& [from, to] : {Ends{nvme, device}, Ends{nvme, host}}) {
+    int failures = 0;
+    for (bool started = false; !started; ++failures) {
+      ASSERT_LT(failures, 100);
+      Outcome& outcome = outcomes.emplace_back();
+      TransferRequest wanted = request(each, from, to);
+      wanted.done = [&](std::exception_ptr error) { outcome.done(std::move(error)); };
+      try {
+        const FailingAllocation failing(failures);
+        service_->start(std::move(wanted));
+        started = true;
+      } catch (const std::bad_alloc&) {
+        EXPECT_EQ(outcome.times_done(), 0);
+      }
+      if (started) outcome.wait();
+    }
+    EXPECT_GT(failures, 2);
+  }
+  service_.reset();  // which waits for all that was started, and for nothing else
+  recorder_.forget_all_but(outcomes_.size());
 }
 
 TEST_P(TransferServiceTest, refuses_what_is_no_transfer) {
