@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -75,6 +76,12 @@ void PageBlocks::Extents::erase(std::map<std::uint64_t, std::uint64_t>::iterator
 PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
   if (capacity_ == 0) {
     return;
+  }
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < capacity_) {  // the system would end the process
+    throw OutOfMemory("device: setting aside " + format_bytes(capacity_) + " exceeds the limit on the size of files, " +
+                          format_bytes(limit.rlim_cur) + ", which holds for such memory too",
+                      "raise the limit (ulimit -f) or lower device.memory");
   }
   file_ = memfd_create("terrace-device", MFD_CLOEXEC);
   if (file_ < 0 || ftruncate(file_, static_cast<off_t>(capacity_)) != 0) {

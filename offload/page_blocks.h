@@ -19,8 +19,8 @@ namespace terrace {
 
 class PageBlocks {
  public:
-  /// At most `capacity` bytes can be in use at once. Throws OutOfMemory if the system refuses the address space; its
-  /// pages are taken as blocks are touched.
+  /// At most `capacity` bytes can be in use at once. Throws OutOfMemory if the system refuses the address space, or
+  /// files of that size; its pages are taken as blocks are touched.
   explicit PageBlocks(std::uint64_t capacity);
   PageBlocks(const PageBlocks&) = delete;
   PageBlocks& operator=(const PageBlocks&) = delete;

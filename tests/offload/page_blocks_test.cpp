@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "tests/offload/open_file.h"
 #include "tests/offload/pages_in_process.h"
 
 namespace terrace {
@@ -134,6 +135,19 @@ TEST(PageBlocks, a_block_beyond_the_capacity_is_refused_and_costs_nothing) {
 
 TEST(PageBlocks, a_capacity_that_the_system_refuses_is_out_of_memory) {
   EXPECT_THROW(PageBlocks(std::uint64_t{1} << 62U), OutOfMemory);
+}
+
+TEST(PageBlocks, a_capacity_beyond_the_limit_on_files_is_out_of_memory_and_names_it) {
+  const FileSizeLimit limit(MiB);
+  EXPECT_NO_THROW(PageBlocks{MiB});
+  try {
+    const PageBlocks blocks(2 * MiB);
+    FAIL() << "it was not refused";
+  } catch (const OutOfMemory& error) {
+    EXPECT_STREQ(error.what(),
+                 "device: setting aside 2MiB exceeds the limit on the size of files, 1MiB, which holds for such memory "
+                 "too\n  hint: raise the limit (ulimit -f) or lower device.memory");
+  }
 }
 
 TEST(PageBlocks, trimming_gives_back_what_is_kept_and_never_what_is_in_use) {
