@@ -10,10 +10,12 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <system_error>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/fallback.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "offload/dead_extent_file.h"
 #include "offload/errno_text.h"
@@ -27,9 +29,13 @@ namespace fs = std::filesystem;
 constexpr const char* kPrefix = "terrace-";
 constexpr const char* kSuffix = ".extents";
 
+/// Absolute, so that it is still found when the process works in another folder.
 fs::path next_path(const fs::path& folder) {
   static std::atomic<unsigned> next{0};
-  return folder / (kPrefix + std::to_string(::getpid()) + "-" + std::to_string(next.fetch_add(1)) + kSuffix);
+  std::error_code error;
+  const fs::path absolute = fs::absolute(folder, error);
+  return (error ? folder : absolute) /
+         (kPrefix + std::to_string(::getpid()) + "-" + std::to_string(next.fetch_add(1)) + kSuffix);
 }
 
 bool is_named_like_ours(const fs::path& path) {
@@ -187,8 +193,13 @@ void ExtentFile::write_header() {
 }
 
 void ExtentFile::remove() noexcept {
-  if (owner_ == ::getpid() && has_its_name(bookkeeping_)) {
-    ::unlink(bookkeeping_.path.c_str());
+  if (owner_ != ::getpid()) return;
+  if (has_its_name(bookkeeping_) && ::unlink(bookkeeping_.path.c_str()) == 0) return;
+  struct stat status {};
+  if (::fstat(bookkeeping_.descriptor, &status) == 0 && status.st_nlink > 0) {
+    log(LogLevel::warning, "nvme: " + bookkeeping_.path.string() +
+                               " cannot be removed: it was moved, or its folder does not allow it; what is left of it "
+                               "takes space until it is deleted");
   }
 }
 

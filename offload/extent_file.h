@@ -30,7 +30,7 @@ class ExtentFile {
   ExtentFile& operator=(const ExtentFile&) = delete;
 
   const IoFile& file() const noexcept { return file_; }
-  /// Takes its name away, unless another file has it now or this is a forked copy.
+  /// Takes its name away, unless another file has it now or this is a forked copy. What cannot be removed is logged.
   void remove() noexcept;
   std::uint64_t capacity_bytes() const noexcept { return extent_file_bytes(extent_bytes_, extent_count_); }
   std::uint64_t offset_of(std::uint64_t extent) const noexcept {

@@ -121,6 +121,38 @@ TEST_F(ExtentFileTest, is_removed_by_its_destructor) {
   EXPECT_EQ(count_files(folder_), 0U);
 }
 
+TEST_F(ExtentFileTest, is_removed_wherever_the_process_works_by_then) {
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_);
+  fs::create_directory("below");
+  {
+    const ExtentFile file("below", kExtent, 4);
+    EXPECT_EQ(file.file().path.parent_path(), folder_ / "below");
+    fs::current_path(before);
+  }
+  EXPECT_EQ(count_files(folder_ / "below"), 0U);
+}
+
+TEST_F(ExtentFileTest, one_that_was_moved_is_left_and_told_of) {
+  fs::create_directory(folder_ / "before");
+  std::string path, logged;
+  {
+    const ExtentFile file(folder_ / "before", kExtent, 4);
+    path = file.file().path.string();
+    fs::rename(folder_ / "before", folder_ / "after");
+    testing::internal::CaptureStderr();
+  }
+  logged = testing::internal::GetCapturedStderr();
+  EXPECT_NE(logged.find("nvme: " + path + " cannot be removed: it was moved"), std::string::npos) << logged;
+  EXPECT_EQ(count_files(folder_ / "after"), 1U);
+  {
+    const ExtentFile file(folder_, kExtent, 4);
+    fs::remove(file.file().path);
+    testing::internal::CaptureStderr();
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "nothing is left of what was deleted";
+}
+
 TEST_F(ExtentFileTest, does_not_remove_a_file_that_took_its_name) {
   fs::path path;
   {
