@@ -26,6 +26,8 @@ constexpr std::uint64_t kNothing = kWake + 1;
 
 constexpr std::size_t kLargestRegistration = std::size_t{1} << 30;  // the kernel's limit for one buffer
 constexpr int kMostRefusals = 10000;
+constexpr unsigned kEntriesBesides = 2;  // what is not about a transfer
+constexpr unsigned kUsualDepth = 64;     // the greatest that queues have unless they are told otherwise
 
 bool may_pass(int error_number) { return error_number == EINTR || error_number == EAGAIN || error_number == EBUSY; }
 
@@ -142,7 +144,7 @@ class RegisteredFiles {
 class UringQueue : public IoQueue {
  public:
   UringQueue(std::size_t depth, std::span<const std::span<std::byte>> registered, std::span<const IoFile* const> files)
-      : ring_(static_cast<unsigned>(depth) + 2),
+      : ring_(static_cast<unsigned>(depth) + kEntriesBesides),
         registered_(ring_.ring, registered),
         files_(ring_.ring, files),
         transfers_(depth) {
@@ -343,8 +345,10 @@ bool UringEngine::available(std::string* why_not) {
     return false;
   };
   io_uring ring{};
-  if (const int result = io_uring_queue_init(2, &ring, 0); result != 0) {
-    return refuse("opening a ring failed: " + errno_text(-result));
+  // As large as it will be: there is a limit on the memory of rings.
+  if (const int result = io_uring_queue_init(kUsualDepth + kEntriesBesides, &ring, 0); result != 0) {
+    return refuse("opening a ring failed: " + errno_text(-result) +
+                  (result == -ENOMEM ? " (raise the limit on locked memory, ulimit -l)" : ""));
   }
   struct Operation {
     int code;

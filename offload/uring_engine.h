@@ -11,7 +11,8 @@ namespace terrace {
 /// Needs Linux 5.15. A ring whose memory cannot be registered (RLIMIT_MEMLOCK) works without, which is logged.
 class UringEngine : public IoEngine {
  public:
-  /// Whether a ring can be opened here that knows every operation we use; if not, `why_not` says what failed.
+  /// Whether a ring as large as those of the transfer service can be opened here, and knows every operation we use; if
+  /// not, `why_not` says what failed.
   static bool available(std::string* why_not = nullptr);
 
   std::string_view name() const noexcept override { return "io_uring"; }

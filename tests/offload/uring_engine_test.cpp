@@ -48,6 +48,20 @@ TEST(UringEngine, says_why_it_is_not_available) {
   }));
 }
 
+TEST(UringEngine, is_not_available_where_only_smaller_rings_than_it_needs_can_be_opened) {
+  if (!UringEngine::available()) GTEST_SKIP();
+  if (!holds_where_locked_memory_is_limited(0, [] { return !UringEngine::available(); })) {
+    GTEST_SKIP() << "this kernel does not count rings as locked memory";
+  }
+  constexpr std::size_t enough_for_a_small_one = 3 * 4096;
+  EXPECT_TRUE(holds_where_locked_memory_is_limited(enough_for_a_small_one, [] {
+    std::string why_not;
+    return !UringEngine::available(&why_not) && why_not ==
+                                                    "opening a ring failed: Cannot allocate memory (ENOMEM) (raise the "
+                                                    "limit on locked memory, ulimit -l)";
+  }));
+}
+
 TEST(UringEngine, is_not_available_where_rings_do_not_say_what_they_can_do) {
   if (!UringEngine::available()) GTEST_SKIP();
   EXPECT_TRUE(holds_where_call_is_refused(SYS_io_uring_register, ENOSYS, [] {
