@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
+
+#include "offload/start_thread.h"
 
 namespace terrace {
 namespace {
@@ -18,7 +21,8 @@ CopyWorker::CopyWorker(TransferBoard& board, Device& device, Link link)
       device_(device),
       link_(link),
       most_in_flight_(std::max(bytes_in_flight / board.block_bytes(), fewest_in_flight)),
-      thread_([this] { work(); }) {}
+      thread_(start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
+                                        [this] { work(); })) {}
 
 void CopyWorker::work() {
   TransferBoard::Lock lock = board_.lock();

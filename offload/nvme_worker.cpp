@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "offload/start_thread.h"
 
 namespace terrace {
 namespace {
@@ -55,7 +56,8 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())),
       ends_(2 * depth),  // room for all that may be answered before they are settled
-      thread_([this] { work(); }) {}
+      thread_(start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
+                                        [this] { work(); })) {}
 
 NvmeWorker::~NvmeWorker() {
   if (!unanswered_.empty()) {

@@ -38,7 +38,7 @@ class NvmeWorker final : public LinkWorker {
   static std::size_t default_depth(std::size_t block_bytes) noexcept;
 
   /// Opens its queue on the engine, with the link's staging blocks and the store's files registered. Throws IoError
-  /// where that fails.
+  /// where that fails, or no thread can be started.
   NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth);
   ~NvmeWorker() override;
   NvmeWorker(const NvmeWorker&) = delete;

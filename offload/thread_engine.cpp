@@ -6,12 +6,11 @@
 #include <mutex>
 #include <stop_token>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "base/error.h"
-#include "offload/errno_text.h"
 #include "offload/io_progress.h"
+#include "offload/start_thread.h"
 
 namespace terrace {
 namespace {
@@ -23,7 +22,8 @@ class ThreadQueue : public IoQueue {
   explicit ThreadQueue(std::size_t depth) : depth_(depth) {
     completed_.reserve(depth);  // a thread that has done its work must be able to say so
     for (std::size_t i = 0; i < std::min(depth, kMostThreads); ++i) {
-      threads_.emplace_back([this](const std::stop_token& stop) { run(stop); });
+      threads_.push_back(start_thread<std::jthread>("nvme: starting threads for input and output",
+                                                    [this](const std::stop_token& stop) { run(stop); }));
     }
   }
 
@@ -103,12 +103,7 @@ class ThreadQueue : public IoQueue {
 std::unique_ptr<IoQueue> ThreadEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>>,
                                                   std::span<const IoFile* const>) {
   if (depth == 0) throw LogicError("nvme: a queue needs a depth of at least 1");
-  try {
-    return std::make_unique<ThreadQueue>(depth);
-  } catch (const std::system_error& error) {
-    throw IoError("nvme: starting threads for input and output failed: " + errno_text(error.code().value()),
-                  "raise the limit on processes (ulimit -u)");
-  }
+  return std::make_unique<ThreadQueue>(depth);
 }
 
 }  // namespace terrace

@@ -4,6 +4,7 @@
 
 #include "offload/copy_worker.h"
 #include "offload/nvme_worker.h"
+#include "offload/start_thread.h"
 
 namespace terrace {
 
@@ -21,8 +22,9 @@ TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* st
     board_.set_worker(link, std::make_unique<CopyWorker>(board_, device, link));
   }
   if (store != nullptr) {
-    clock_ = std::jthread([this, tick = std::chrono::nanoseconds(options.patience) / NvmeWorker::most_ticks](
-                              const std::stop_token& stop) { keep_time(stop, tick); });
+    const auto tick = std::chrono::nanoseconds(options.patience) / NvmeWorker::most_ticks;
+    clock_ = start_thread<std::jthread>("transfer: starting the thread that watches the drives",
+                                        [this, tick](const std::stop_token& stop) { keep_time(stop, tick); });
   }
 }
 

@@ -50,7 +50,8 @@ class TransferService {
   };
 
   /// `store` and `engine` are null where there is no NVMe tier. All outlive the service. The staging blocks come from
-  /// the arena, in whose budget the caller has counted them. Throws IoError if the engine cannot open its queues.
+  /// the arena, in whose budget the caller has counted them. Throws IoError if the engine cannot open its queues or the
+  /// system starts no thread.
   TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine, const Options& options);
   TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine)
       : TransferService(device, arena, store, engine, Options{}) {}

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <future>
@@ -16,6 +17,7 @@
 
 #include "base/error.h"
 #include "tests/offload/failing_allocation.h"
+#include "tests/offload/refused_call.h"
 #include "tests/offload/transfer_world.h"
 
 namespace terrace {
@@ -365,6 +367,28 @@ TEST(TransferServiceWithoutNvme, moves_between_host_and_device_and_refuses_the_r
   EXPECT_TRUE(std::all_of(slot, slot + 2 * granule, [](std::byte each) { return each == std::byte{0x5a}; }));
   emulated.unmap_slot(slot, 2 * granule);
   arena.free(blocks);
+}
+
+TEST(TransferServiceWithoutThreads, says_which_of_them_could_not_be_started_and_how_to_go_on) {
+  EmulatedDevice emulated(1 << 20);
+  HostArena arena(granule, TransferService::staging_blocks);
+  const TemporaryFolder folder;
+  NvmeStore store({folder.path()}, extent_file_bytes(granule, 4), granule);
+  UringEngine engine;  // which has no threads of its own
+  for (NvmeStore* const drive : {&store, static_cast<NvmeStore*>(nullptr)}) {
+    if (drive != nullptr && !UringEngine::available()) continue;
+    EXPECT_TRUE(holds_where_call_is_refused(SYS_clone3, EAGAIN, [&] {
+      try {
+        const TransferService service(emulated, arena, drive, &engine);
+      } catch (const IoError& error) {
+        const std::string link = drive != nullptr ? "nvme→host" : "host→device";
+        return std::string(error.what()) == "transfer: starting the thread of the link " + link +
+                                                " failed: Resource temporarily unavailable (EAGAIN)\n  hint: raise the "
+                                                "limit on processes (ulimit -u)";
+      }
+      return false;
+    }));
+  }
 }
 
 }  // namespace
