@@ -29,7 +29,7 @@ std::vector<at::Tensor> all_parameters(Session& session) {
 
 }  // namespace
 
-AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group) {
+AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group, bool maximize) {
   const auto& options = static_cast<const torch::optim::AdamWOptions&>(group.options());
   const auto [beta1, beta2] = options.betas();
   const auto require = [](bool holds, const std::string& what) {
@@ -44,7 +44,12 @@ AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group) {
   require(beta2 >= 0 && beta2 < 1, "the second beta is " + std::to_string(beta2) + ", not in [0, 1)");
   require(options.weight_decay() >= 0,
           "the weight decay is " + std::to_string(options.weight_decay()) + ", not 0 or more");
-  return {options.lr(), beta1, beta2, options.eps(), options.weight_decay()};
+  return {.learning_rate = options.lr(),
+          .beta1 = beta1,
+          .beta2 = beta2,
+          .epsilon = options.eps(),
+          .weight_decay = options.weight_decay(),
+          .maximize = maximize};
 }
 
 AdamW::AdamW(Session& session, Options defaults)
@@ -86,6 +91,8 @@ void AdamW::max_gradient_norm(double norm) {
   }
   backend_->max_gradient_norm = norm;
 }
+
+void AdamW::maximize(bool on) noexcept { backend_->maximize = on; }
 
 std::optional<double> AdamW::gradient_norm() const { return backend_->gradient_norm(); }
 

@@ -2,8 +2,8 @@
 ///
 /// It takes what torch::optim::AdamW takes, after the session if there is one; `zero_grad`, parameter groups
 /// and LibTorch's schedulers work. Parameters are fp32, or bf16 with an fp32 master. Moments are those of
-/// torch::optim::AdamW bit for bit; parameters too, but where LibTorch's square root is off by one unit in the
-/// last place, which moves that element's change by at most four. `amsgrad` throws.
+/// torch::optim::AdamW bit for bit where they are fp32; parameters too, but where LibTorch's square root is off by one
+/// unit in the last place, which moves that element's change by at most four. `amsgrad` throws.
 ///
 /// Threads: one at a time uses an AdamW; several, over parameters of their own, may step at once.
 ///
@@ -41,6 +41,9 @@ class AdamW : public torch::optim::Optimizer {
   /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off.
   /// Gradients themselves keep their values.
   void max_gradient_norm(double norm);
+
+  /// Goes up the gradient from the next step on, or down again, as torch.optim.AdamW's `maximize` of all groups.
+  void maximize(bool on) noexcept;
 
   /// Of the last step, before clipping; nothing where clipping is off.
   std::optional<double> gradient_norm() const;

@@ -19,10 +19,11 @@ class AdamWBackend {
   virtual std::optional<double> gradient_norm() const = 0;
 
   double max_gradient_norm = 0;
+  bool maximize = false;
 };
 
 /// The group's options, checked. Throws LogicError.
-AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group);
+AdamWOptions checked_options(const torch::optim::OptimizerParamGroup& group, bool maximize = false);
 
 /// `joins_all`: parameters managed later join the first group. Throws LogicError for a managed parameter in `groups`
 /// that AdamW cannot update, by its name.

@@ -86,7 +86,7 @@ class Managed final : public AdamWBackend {
     job.max_gradient_norm = max_gradient_norm;
     std::vector<ManagedParameter*> updated;
     for (std::size_t group = 0; group < groups.size(); ++group) {
-      const AdamWOptions options = checked_options(groups[group]);
+      const AdamWOptions options = checked_options(groups[group], maximize);
       const auto& tensors = groups[group].params();
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         if (!tensors[i].grad().defined() || tensors[i].numel() == 0) {

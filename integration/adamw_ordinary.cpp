@@ -29,7 +29,7 @@ class Ordinary final : public AdamWBackend {
       scale = clip_coefficient(*norm_, max_gradient_norm);
     }
     for (auto& group : groups) {
-      const AdamWOptions options = checked_options(group);
+      const AdamWOptions options = checked_options(group, maximize);
       for (at::Tensor& parameter : group.params()) {
         if (parameter.grad().defined()) {
           update(parameter, options, scale);

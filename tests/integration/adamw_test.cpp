@@ -294,6 +294,35 @@ TEST(AdamW, at_learning_rate_zero_changes_no_parameter_and_still_learns_moments)
   });
 }
 
+TEST(AdamW, goes_up_the_gradient_to_maximize_with_a_session_and_without) {
+  const auto train = [](bool managed, bool maximize, double sign) {
+    torch::manual_seed(7);
+    at::set_num_threads(1);
+    const auto model = std::make_shared<Mlp>();
+    std::optional<Session> session;
+    if (managed) {
+      session.emplace(tight());
+      session->manage(*model);
+    }
+    AdamW optimizer = managed ? AdamW(*session) : AdamW(model->parameters());
+    optimizer.maximize(maximize);
+    for (int i = 0; i < 3; ++i) {
+      (sign * model->forward(torch::randn({4, width}))).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const at::NoGradGuard no_grad;
+    Tensors copies;
+    for (const at::Tensor& parameter : model->parameters()) copies.push_back(parameter.clone());
+    return copies;
+  };
+  const Tensors down = train(false, false, -1);
+  for (const bool managed : {false, true}) {
+    const Tensors up = train(managed, true, 1);
+    for (std::size_t i = 0; i < down.size(); ++i) EXPECT_TRUE(same_bits(up[i], down[i])) << i;
+  }
+}
+
 TEST(AdamW, takes_parameters_managed_later_into_the_default_group_at_the_next_step) {
   expect_the_bits_of_unmanaged([](World& world) {
     const auto optimizer = world.adamw(usual());
@@ -671,6 +700,23 @@ TEST(AdamW, updates_bf16_parameters_by_an_fp32_master) {
         return results;
       },
       at::kBFloat16);
+}
+
+TEST(AdamW, honours_what_the_program_writes_into_bf16_parameters_with_a_split_master_too) {
+  at::Tensor parameter = torch::full({64}, 0.3, at::kBFloat16).requires_grad_(true);
+  AdamW optimizer(Tensors{parameter}, AdamW::Options(1e-3), StateFormat::split);
+  for (const double written : {2.0, 0.0, -0.0, 1e-3}) {
+    parameter.mutable_grad() = torch::full({64}, 0.1, at::kBFloat16);
+    optimizer.step();
+    {
+      const at::NoGradGuard no_grad;
+      parameter.fill_(written);
+    }
+    optimizer.zero_grad();
+    parameter.mutable_grad() = torch::full({64}, 0.1, at::kBFloat16);
+    optimizer.step();
+    EXPECT_TRUE(torch::allclose(parameter.detach().to(at::kFloat), torch::full({64}, written), 1e-2, 2e-3)) << written;
+  }
 }
 
 TEST(AdamW, honours_what_the_program_writes_into_bf16_parameters) {
