@@ -22,7 +22,6 @@ namespace terrace {
 namespace {
 
 constexpr auto kLookAgainAfter = std::chrono::milliseconds(5);
-constexpr int kMostLooks = 1000;
 
 /// False also where it belongs to somebody else.
 bool is_gone(std::int64_t process) {
@@ -33,11 +32,18 @@ bool is_gone(std::int64_t process) {
 }  // namespace
 
 DeadExtentFile::DeadExtentFile(const std::filesystem::path& path) {
+  Patience patience;
+  take(path, patience);
+}
+
+DeadExtentFile::DeadExtentFile(const std::filesystem::path& path, Patience& patience) { take(path, patience); }
+
+void DeadExtentFile::take(const std::filesystem::path& path, Patience& patience) {
   open(path);
   try {
     // In this order: a creator locks first and writes the header last, so a header whose lock is free has no creator.
     read_header();
-    lock();
+    lock(patience);
   } catch (...) {
     ::close(file_.descriptor);
     throw;
@@ -77,16 +83,17 @@ void DeadExtentFile::read_header() {
   }
 }
 
-void DeadExtentFile::lock() {
-  for (int look = 0;; ++look) {
+void DeadExtentFile::lock(Patience& patience) {
+  for (;;) {
     if (::flock(file_.descriptor, LOCK_EX | LOCK_NB) == 0) break;
     const int error_number = errno;
     if (error_number == EINTR) continue;
-    const bool may_pass = error_number == EWOULDBLOCK && is_gone(header_.process) && look < kMostLooks;
+    const bool may_pass = error_number == EWOULDBLOCK && is_gone(header_.process) && patience.looks_left > 0;
     if (!may_pass) {
       throw IoError("nvme: lock of " + file_.path.string() + " failed: " + errno_text(error_number),
                     "it belongs to a process that lives");
     }
+    --patience.looks_left;
     std::this_thread::sleep_for(kLookAgainAfter);  // for the kernel, which tells nobody when it is done
   }
   // Or another process has just removed it.

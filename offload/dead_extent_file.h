@@ -10,6 +10,12 @@
 
 namespace terrace {
 
+/// For how long files are waited for whose process is gone, and whose lock is not: all together that share it. It may
+/// be for ever that another process, a child of that one, has them open.
+struct Patience {
+  int looks_left = 1000;  ///< 5 ms apart
+};
+
 /// Not thread-safe.
 class DeadExtentFile {
  public:
@@ -26,6 +32,7 @@ class DeadExtentFile {
   /// still carries out its transfers, and that is waited for. Throws CorruptData if it is no extent file of this
   /// version.
   explicit DeadExtentFile(const std::filesystem::path& path);
+  DeadExtentFile(const std::filesystem::path& path, Patience& patience);
   ~DeadExtentFile();
   DeadExtentFile(const DeadExtentFile&) = delete;
   DeadExtentFile& operator=(const DeadExtentFile&) = delete;
@@ -40,9 +47,10 @@ class DeadExtentFile {
   std::vector<std::byte> read(std::uint64_t extent) const;
 
  private:
+  void take(const std::filesystem::path& path, Patience& patience);
   void open(const std::filesystem::path& path);
   void read_header();
-  void lock();
+  void lock(Patience& patience);
   ExtentRecord record_of(std::uint64_t extent) const;
   Extent look_at(std::uint64_t extent, std::vector<std::byte>& content) const;
 

@@ -17,7 +17,6 @@
 #include "base/fallback.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "offload/dead_extent_file.h"
 #include "offload/errno_text.h"
 #include "offload/file_io.h"
 
@@ -63,17 +62,18 @@ std::string why_not_direct(int descriptor) {
 }
 
 /// If the file was left by a dead process, calls `visit` while holding its lock, so that no two processes do at once.
-void visit_if_dead(const fs::path& path, const std::function<void(const struct stat&)>& visit) {
+void visit_if_dead(const fs::path& path, Patience& patience, const std::function<void(const struct stat&)>& visit) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;
   try {
-    const DeadExtentFile file(path);
+    const DeadExtentFile file(path, patience);
     if (::fstat(file.file().descriptor, &status) == 0) visit(status);
   } catch (const Error&) {  // not ours, or in use
   }
 }
 
-void for_each_dead_file(const fs::path& folder, const std::function<void(const fs::path&, const struct stat&)>& visit) {
+void for_each_dead_file(const fs::path& folder, Patience& patience,
+                        const std::function<void(const fs::path&, const struct stat&)>& visit) {
   std::error_code error;
   std::vector<fs::path> candidates;
   for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
@@ -85,7 +85,7 @@ void for_each_dead_file(const fs::path& folder, const std::function<void(const f
                   "set nvme.paths to folders that can be read and written");
   }
   for (const fs::path& path : candidates) {
-    visit_if_dead(path, [&](const struct stat& status) { visit(path, status); });
+    visit_if_dead(path, patience, [&](const struct stat& status) { visit(path, status); });
   }
 }
 
@@ -233,22 +233,32 @@ void ExtentFile::clear_records(std::uint64_t first_extent, std::uint64_t count) 
                 nothing);
 }
 
-std::vector<fs::path> remove_dead_extent_files(const fs::path& folder) {
+std::vector<fs::path> remove_dead_extent_files(const fs::path& folder, Patience& patience) {
   std::vector<fs::path> removed;
-  for_each_dead_file(folder, [&](const fs::path& path, const struct stat&) {
+  for_each_dead_file(folder, patience, [&](const fs::path& path, const struct stat&) {
     if (::unlink(path.c_str()) == 0) removed.push_back(path);
   });
   return removed;
 }
 
-std::uint64_t dead_extent_file_bytes(const fs::path& folder) {
+std::vector<fs::path> remove_dead_extent_files(const fs::path& folder) {
+  Patience patience;
+  return remove_dead_extent_files(folder, patience);
+}
+
+std::uint64_t dead_extent_file_bytes(const fs::path& folder, Patience& patience) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return 0;
   std::uint64_t bytes = 0;
-  for_each_dead_file(folder, [&](const fs::path&, const struct stat& status) {
+  for_each_dead_file(folder, patience, [&](const fs::path&, const struct stat& status) {
     bytes += static_cast<std::uint64_t>(status.st_blocks) * 512;  // st_blocks counts 512-byte units everywhere
   });
   return bytes;
+}
+
+std::uint64_t dead_extent_file_bytes(const fs::path& folder) {
+  Patience patience;
+  return dead_extent_file_bytes(folder, patience);
 }
 
 }  // namespace terrace

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 #include <vector>
 
+#include "offload/dead_extent_file.h"
 #include "offload/extent_format.h"
 #include "offload/io_engine.h"
 
@@ -72,9 +73,11 @@ class ExtentFile {
 /// Removes the extent files that dead processes left in a folder and returns their paths. Left alone: files of live
 /// stores, files with other content or of another version whatever their name, and what cannot be opened or removed.
 /// Throws IoError if the folder cannot be listed.
+std::vector<std::filesystem::path> remove_dead_extent_files(const std::filesystem::path& folder, Patience& patience);
 std::vector<std::filesystem::path> remove_dead_extent_files(const std::filesystem::path& folder);
 
 /// Disk space that `remove_dead_extent_files` would free; 0 if the folder does not exist.
+std::uint64_t dead_extent_file_bytes(const std::filesystem::path& folder, Patience& patience);
 std::uint64_t dead_extent_file_bytes(const std::filesystem::path& folder);
 
 }  // namespace terrace

@@ -62,12 +62,13 @@ std::map<dev_t, FileSystem> file_systems(const std::vector<fs::path>& paths) {
 /// As free: they are removed before the space is needed.
 void count_leftovers(const std::vector<fs::path>& paths, std::map<dev_t, FileSystem>& systems) {
   std::set<fs::path> folders;
+  Patience patience;
   for (const fs::path& path : paths) {
     std::error_code error;
     const fs::path folder = fs::canonical(path, error);
     struct stat status {};
     if (error || !folders.insert(folder).second || ::stat(folder.c_str(), &status) != 0) continue;
-    systems[status.st_dev].free_bytes += dead_extent_file_bytes(folder);
+    systems[status.st_dev].free_bytes += dead_extent_file_bytes(folder, patience);
   }
 }
 

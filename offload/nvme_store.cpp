@@ -49,9 +49,10 @@ NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, 
   }
   const std::uint64_t extents_per_file = extents_a_path(paths_.size(), capacity_bytes, extent_bytes);
 
+  Patience patience;
   for (const fs::path& path : paths_) {
     make_nvme_folder(path);
-    for (fs::path& removed : remove_dead_extent_files(path)) removed_files_.push_back(std::move(removed));
+    for (fs::path& removed : remove_dead_extent_files(path, patience)) removed_files_.push_back(std::move(removed));
   }
   // The files come before the free space, because a file system that cannot be written may report none.
   for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file);

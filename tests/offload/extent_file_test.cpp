@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -255,6 +256,21 @@ TEST_F(ExtentFileTest, a_dead_process_leaves_a_file_that_is_counted_and_removed)
     EXPECT_EQ(remove_dead_extent_files(folder_).size(), 1U);
     EXPECT_EQ(count_files(folder_), 0U);
   }
+}
+
+TEST_F(ExtentFileTest, files_of_dead_processes_that_others_have_open_are_waited_for_together) {
+  for (int i = 0; i < 3; ++i) Child(folder_).end(SIGKILL);
+  std::vector<int> others;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    others.push_back(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    ASSERT_EQ(::flock(others.back(), LOCK_SH), 0);
+  }
+  Patience patience{.looks_left = 4};
+  EXPECT_TRUE(remove_dead_extent_files(folder_, patience).empty());
+  EXPECT_EQ(patience.looks_left, 0);
+  EXPECT_EQ(dead_extent_file_bytes(folder_, patience), 0U);
+  for (const int other : others) ::close(other);
+  EXPECT_EQ(remove_dead_extent_files(folder_, patience).size(), 3U) << "no longer in use, they need no waiting";
 }
 
 TEST_F(ExtentFileTest, the_file_of_a_live_process_is_left_alone) {
