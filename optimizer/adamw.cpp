@@ -6,6 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include <hwy/cache_control.h>
+
 // Highway compiles this file once for each instruction set and picks the best one at run time.
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -197,6 +199,16 @@ HWY_INLINE void update_lanes(const AdamWStep& step, typename Parameter::Lane* HW
   Moment::store_at_random(v, step.seed, variance);
 }
 
+// Asks for the line of an array that comes so many elements later. Where all of its elements have 2 bytes, arithmetic
+// leaves memory so much time that this pays: a tenth to a quarter, most of it on small pages. Elsewhere it costs.
+template <class Lane>
+HWY_INLINE void ask_ahead(const Lane* array) {
+  constexpr std::size_t elements = 256;
+  if constexpr (sizeof(Lane) == 2) {
+    hwy::Prefetch(array + elements);
+  }
+}
+
 template <class Parameter, class Gradient, class Moment>
 void update_run(const AdamWStep& coefficients, const AdamWRun& run) {
   using Master = typename Parameter::MasterLane;
@@ -208,9 +220,26 @@ void update_run(const AdamWStep& coefficients, const AdamWRun& run) {
   auto* const variance = static_cast<typename Moment::Lane*>(run.variance);
   const std::size_t lanes = hn::Lanes(Floats());
   std::size_t i = 0;
+  const auto update_at = [&](std::size_t at) {
+    update_lanes<Parameter, Gradient, Moment>(step, parameter + at, gradient + at,
+                                              Parameter::has_master ? master + at : nullptr, momentum + at,
+                                              variance + at);
+  };
+  if constexpr (std::is_same_v<Moment, Bfloat16>) {
+    for (; i + 2 * lanes <= run.count; i += 2 * lanes) {  // with the widest vectors, a line
+      ask_ahead(parameter + i);
+      ask_ahead(gradient + i);
+      if constexpr (Parameter::has_master) {
+        ask_ahead(master + i);
+      }
+      ask_ahead(momentum + i);
+      ask_ahead(variance + i);
+      update_at(i);
+      update_at(i + lanes);
+    }
+  }
   for (; i + lanes <= run.count; i += lanes) {
-    update_lanes<Parameter, Gradient, Moment>(step, parameter + i, gradient + i,
-                                              Parameter::has_master ? master + i : nullptr, momentum + i, variance + i);
+    update_at(i);
   }
   if (const std::size_t rest = run.count - i; rest != 0) {
     Tail p(parameter + i, rest);
