@@ -86,9 +86,10 @@ TEST(UringEngine, registers_a_large_region_in_pieces_and_uses_them_up_to_their_b
   {
     const OpenFile file;
     UringEngine engine;
+    const int others = std::max(registered_buffers(), 0);
     const auto queue = engine.open_queue(4, {&region, 1});
-    if (const int buffers = registered_buffers(); buffers > 0) {
-      EXPECT_EQ(buffers, 2);
+    if (const int buffers = registered_buffers(); buffers > others) {
+      EXPECT_EQ(buffers - others, 2);
     }
     std::vector<IoCompletion> done;
     for (const std::size_t place : {std::size_t{0}, kGiB - 8192, kGiB - 4096, kGiB, region.size() - 8192}) {
