@@ -18,7 +18,7 @@ std::optional<TransferBlock> LinkQueue::pop(Staging& staging) {
   const std::size_t passed_on = passed_on_.size();
   std::optional<TransferBlock> block;
   if (has_turn_of_passed_on()) {
-    block = take_passed_on();
+    block = take_passed_on(passed_on_.begin());
   } else if (urgent_in_a_row_ == most_urgent_in_a_row) {
     block = pop_between(write_back, write_back, staging);
   }
@@ -53,9 +53,9 @@ void LinkQueue::note_passing(const TransferBlock& block, std::size_t passed_on_b
   one_more(ahead_of_passed_on_, !passed_on_.empty() && passed_on_.size() == passed_on_before);
 }
 
-TransferBlock LinkQueue::take_passed_on() {
-  TransferBlock block = std::move(passed_on_.begin()->second);
-  passed_on_.erase(passed_on_.begin());
+TransferBlock LinkQueue::take_passed_on(PassedOn::iterator at) {
+  TransferBlock block = std::move(at->second);
+  passed_on_.erase(at);
   return block;
 }
 
@@ -95,9 +95,7 @@ std::optional<TransferBlock> LinkQueue::pop_between(TransferPriority first, Tran
     }
   }
   if (passed_on_turn < direct_turn) {
-    TransferBlock block = std::move(passed_on->second);
-    passed_on_.erase(passed_on);
-    return block;
+    return take_passed_on(passed_on);
   }
   if (direct_turn != never) {
     return take_block(direct_, direct);

@@ -51,10 +51,11 @@ class LinkQueue {
     std::size_t next = 0;  ///< the first block that has not left the queue
   };
   using Jobs = std::map<Turn, Waiting>;
+  using PassedOn = std::map<std::tuple<TransferPriority, TransferId, std::size_t>, TransferBlock>;
 
   bool has_write_back() const;
   bool has_turn_of_passed_on() const { return !passed_on_.empty() && ahead_of_passed_on_ == most_urgent_in_a_row; }
-  TransferBlock take_passed_on();
+  TransferBlock take_passed_on(PassedOn::iterator at);
   void note_passing(const TransferBlock& block, std::size_t passed_on_before);
   /// The most urgent that can start and is of one of these priorities.
   std::optional<TransferBlock> pop_between(TransferPriority first, TransferPriority last, Staging& staging);
@@ -62,7 +63,7 @@ class LinkQueue {
 
   Jobs staged_;  ///< need staging blocks
   Jobs direct_;
-  std::map<std::tuple<TransferPriority, TransferId, std::size_t>, TransferBlock> passed_on_;  ///< on their second link
+  PassedOn passed_on_;                  ///< on their second link
   std::size_t urgent_in_a_row_ = 0;     ///< blocks that have passed a write-back since one left
   std::size_t ahead_of_passed_on_ = 0;  ///< blocks that have passed one of `passed_on_` since one left
 };

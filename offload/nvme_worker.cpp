@@ -84,7 +84,7 @@ void NvmeWorker::work() {
     const bool came = receive(filled);
     give_up_on_the_unanswered();
     // Where the drive answers faster than checksums are taken, both take turns.
-    if (!came || answered_.size() > io_->depth()) {
+    if (!answered_.empty() && (!came || answered_.size() > io_->depth())) {
       settle_some();
     }
   }

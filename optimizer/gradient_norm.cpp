@@ -139,19 +139,26 @@ double sum_of_blocks(std::span<const double> blocks) noexcept {
   return sum;
 }
 
-double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads) {
-  std::vector<double> blocks(blocks_of_squares(count));
-  constexpr std::size_t in_a_part = 16;
+double sum_of_squares(std::uint64_t elements, const UpdateThreads& threads,
+                      const std::function<double(std::size_t)>& sum_of_block) {
+  std::vector<double> blocks(blocks_of_squares(elements));
+  constexpr std::size_t in_a_part = 8;
   threads.for_each((blocks.size() + in_a_part - 1) / in_a_part, [&](std::size_t part) {
     for (std::size_t i = part * in_a_part; i < std::min(blocks.size(), (part + 1) * in_a_part); ++i) {
-      const std::size_t first = i * BlockOfSquares::kElements;
-      BlockOfSquares block;
-      block.add(type, static_cast<const std::byte*>(gradient) + first * bytes_of(type),
-                std::min(BlockOfSquares::kElements, count - first));
-      blocks[i] = block.sum();
+      blocks[i] = sum_of_block(i);
     }
   });
   return sum_of_blocks(blocks);
+}
+
+double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads) {
+  return sum_of_squares(count, threads, [&](std::size_t i) {
+    const std::size_t first = i * BlockOfSquares::kElements;
+    BlockOfSquares block;
+    block.add(type, static_cast<const std::byte*>(gradient) + first * bytes_of(type),
+              std::min(BlockOfSquares::kElements, count - first));
+    return block.sum();
+  });
 }
 
 double combined_norm(std::span<const double> sums_of_squares) noexcept {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "optimizer/element_type.h"
@@ -40,6 +41,10 @@ constexpr std::size_t blocks_of_squares(std::uint64_t elements) noexcept {
 
 /// The sum of squares of one parameter's gradient, from those of its blocks.
 double sum_of_blocks(std::span<const double> blocks) noexcept;
+
+/// The same, where `sum_of_block` gives that of each block, by its index. It is called by several threads.
+double sum_of_squares(std::uint64_t elements, const UpdateThreads& threads,
+                      const std::function<double(std::size_t)>& sum_of_block);
 
 /// The same, of a gradient that lies in one piece.
 double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads);

@@ -14,8 +14,8 @@ namespace terrace {
 namespace {
 
 /// What one thread does at a time, in elements: enough that asking for more is cheap, little enough that a small set of
-/// chunks occupies all threads. It is in whole blocks of squares.
-constexpr std::size_t elements_in_a_part = 8 * BlockOfSquares::kElements;
+/// chunks occupies all threads.
+constexpr std::size_t elements_in_a_part = 32768;
 
 /// One operand of a pinned chunk on the host, walked by elements.
 struct Operand {
@@ -169,14 +169,9 @@ void QueuedUpdate::find_norm(AccessOrigin origin) {
     const OwnArithmetic arithmetic(stream_, origin);
     const Operand gradient{&pin, 0, bytes_of(item.chunks.type)};
     for (const auto& [position, segment] : item.segments) {
-      std::vector<double> blocks(blocks_of_squares(segment.elements));
-      constexpr std::size_t in_a_part = elements_in_a_part / BlockOfSquares::kElements;
-      threads_.for_each((blocks.size() + in_a_part - 1) / in_a_part, [&, &each = segment](std::size_t part) {
-        for (std::size_t i = part * in_a_part; i < std::min(blocks.size(), (part + 1) * in_a_part); ++i) {
-          blocks[i] = sum_of_block(each, gradient, i);
-        }
+      sums[position] = sum_of_squares(segment.elements, threads_, [&, &each = segment](std::size_t block) {
+        return sum_of_block(each, gradient, block);
       });
-      sums[position] = sum_of_blocks(blocks);
     }
   }
   norm_ = combined_norm(sums);
