@@ -59,6 +59,8 @@ struct Config {
   struct Optimizer {
     std::string update = "deferred";  ///< "deferred": behind the next forward; "immediate": within `step`
     std::string states = "float32";   ///< "float32", "split" or "split_bfloat16": what is kept beside a parameter
+    std::string non_finite = "pass";  ///< "pass", "skip" or "error": what a step does whose gradients are not finite
+    std::string accumulate = "gradient";  ///< "gradient" or "float32": the type that gradients are summed up in
     bool operator==(const Optimizer&) const = default;
   };
 

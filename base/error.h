@@ -59,6 +59,12 @@ class CorruptData : public Error {
   using Error::Error;
 };
 
+/// A gradient with an element that is NaN or infinite, where that is not to pass.
+class NonFiniteGradient : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Another rank, or the way to it, that failed.
 class DistributedError : public Error {
  public:

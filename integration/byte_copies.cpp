@@ -39,14 +39,19 @@ void copy_bytes(void* to, c10::Device to_device, const void* from, c10::Device f
 }
 
 at::Tensor tensor_without_memory(const at::Tensor& like, c10::Device device) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage_of(like).nbytes(),
-                                                       c10::DataPtr(nullptr, device),
-                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  return tensor_without_memory(like, like.scalar_type(), device);
+}
+
+at::Tensor tensor_without_memory(const at::Tensor& like, at::ScalarType type, c10::Device device) {
+  const std::size_t bytes = storage_of(like).nbytes() / like.element_size() * c10::elementSize(type);
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device),
+                                            /*allocator=*/nullptr, /*resizable=*/false);
   const c10::DispatchKeySet lazy_bits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   const c10::DispatchKeySet keys =
-      c10::DispatchKeySet(c10::computeDispatchKey(like.scalar_type(), like.layout(), device)) |
-      (like.key_set() & lazy_bits);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), keys, like.dtype());
+      c10::DispatchKeySet(c10::computeDispatchKey(type, like.layout(), device)) | (like.key_set() & lazy_bits);
+  at::Tensor tensor =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), keys, c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_storage_offset(like.storage_offset());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;

@@ -18,6 +18,8 @@ void copy_bytes(void* to, c10::Device to_device, const void* from, c10::Device f
 /// A tensor of the type, shape and strides of `like`, with a storage of its own on `device` that has a size and no
 /// memory yet.
 at::Tensor tensor_without_memory(const at::Tensor& like, c10::Device device);
+/// The same, of another type.
+at::Tensor tensor_without_memory(const at::Tensor& like, at::ScalarType type, c10::Device device);
 
 /// Memory from LibTorch's allocator for the device, which counts it as it does the program's.
 c10::DataPtr allocate_like_the_program(c10::Device device, std::uint64_t bytes);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "integration/checkpoint_checksum.h"
+#include "integration/optimizer_states.h"
 
 namespace terrace {
 namespace {
@@ -97,6 +98,7 @@ Json to_json(const CheckpointRecord& record) {
   json["xxh3"] = to_hex(record.checksum);
   if (record.kind == Kind::parameter) {
     json["updates"] = record.updates;
+    if (record.updates > 0) json["optimizer"] = record.updated_by;
     json["aliases"] = record.aliases;
   }
   return json;
@@ -119,6 +121,7 @@ CheckpointRecord record_of(const Json& json) {
   record.checksum = *checksum;
   if (record.kind == Kind::parameter) {
     record.updates = signed_number(json.at("updates"), "updates");
+    if (record.updates > 0) record.updated_by = json.value("optimizer", adamw_name);
     record.aliases = json.at("aliases").get<std::vector<std::string>>();
   }
   if (record.strides.size() != record.shape.size()) refuse(describe(record) + " has more or fewer strides than sizes");
@@ -154,9 +157,13 @@ void require_whole(const CheckpointManifest& manifest) {
     const auto parameter = records.find(Kind::parameter);
     const bool is_parameter = parameter != records.end();
     const bool is_updated = is_parameter && parameter->second->updates > 0;
+    if (is_updated && !is_optimizer(parameter->second->updated_by)) {
+      refuse("'" + std::string(name) + "' was updated by an unknown optimizer");
+    }
     for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
       const auto state = records.find(kind);
-      const bool is_expected = is_updated && (kind != Kind::master || parameter->second->dtype != "float32");
+      const bool is_expected = is_updated && (kind != Kind::master || parameter->second->dtype != "float32") &&
+                               (kind != Kind::variance || keeps_variance(parameter->second->updated_by));
       if ((state != records.end()) != is_expected) {
         refuse(std::string(name_of(kind)) + " of '" + std::string(name) + "' is " +
                (is_expected ? "missing" : "of no parameter that has one"));

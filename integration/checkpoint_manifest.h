@@ -30,6 +30,7 @@ struct CheckpointRecord {
   std::uint64_t bytes = 0;
   std::uint64_t checksum = 0;
   std::int64_t updates = 0;          ///< of a parameter
+  std::string updated_by;            ///< where there are any: the optimizer (see optimizer_states.h)
   std::vector<std::string> aliases;  ///< further names of a tied parameter
 };
 
@@ -41,8 +42,8 @@ struct CheckpointManifest {
 };
 
 inline constexpr std::uint64_t checkpoint_alignment = 4096;
-/// Of what is written. The one before, in which all states are fp32, is read too.
-inline constexpr int checkpoint_version = 2;
+/// Of what is written. Those before are read too: in the first all states are fp32, in the second all are of AdamW.
+inline constexpr int checkpoint_version = 3;
 /// Of a manifest's text: a file that is larger is none, and need not be read to know it. Several million records.
 inline constexpr std::uint64_t checkpoint_manifest_most_bytes = std::uint64_t{1} << 30;
 /// Of all notes together: in a manifest, where a byte may take six, they leave room for the records.

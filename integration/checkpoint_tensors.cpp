@@ -87,7 +87,8 @@ CheckpointRecord record_of(const ManagedParameter& parameter, RecordKind kind, S
   CheckpointRecord record = record_of(parameter.name, kind, parameter.tensor);
   record.strides = parameter.tensor.strides().vec();
   if (kind == RecordKind::parameter) {
-    record.updates = parameter.updates;
+    record.updates = *parameter.updates;
+    record.updated_by = parameter.updated_by;
     record.aliases = parameter.aliases;
   } else if (kind == RecordKind::master) {
     record.dtype = states == StateFormat::float32 ? "float32" : "uint16";  // or the lower halves

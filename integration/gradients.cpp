@@ -100,6 +100,12 @@ class Gradients::Restore : public autograd::PostAccumulateGradHook {
     if (next_) {  // it may wait for other threads
       (*next_)(variable);
     }
+    if (owner && !owner->closed()) {
+      const std::scoped_lock lock(owner->program_mutex_);
+      if (parameter_.after_accumulation) {
+        parameter_.after_accumulation();
+      }
+    }
   }
 
  private:
@@ -215,10 +221,10 @@ at::Tensor Gradients::make(ManagedParameter& parameter) {
     make_ordinary(*held);
   }
   const at::Tensor& tensor = parameter.tensor;
-  at::Tensor gradient = tensor_without_memory(tensor, tensor.device());
+  at::Tensor gradient = tensor_without_memory(tensor, parameter.gradient_type, tensor.device());
   const ChunkId chunk = parameter.gradient_chunk.value();
   const auto managed =
-      ManagedStorage::attach(storage_of(gradient), chunk, parameter.element_offset * tensor.element_size(),
+      ManagedStorage::attach(storage_of(gradient), chunk, parameter.element_offset * gradient.element_size(),
                              parameter.name + ".grad", registry_);
   parameter.gradient = managed;
   {

@@ -21,4 +21,10 @@ void ManagedParameter::require_manageable(c10::Device session_device) const {
   }
 }
 
+void ManagedParameter::forget_updates() {
+  optimizer = nullptr;
+  updated_by.clear();
+  updates = std::make_shared<std::int64_t>(0);
+}
+
 }  // namespace terrace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,8 +26,9 @@ struct ManagedParameter {
   std::uint64_t element_offset = 0;
   std::uint64_t elements = 0;
 
-  std::optional<ChunkId> gradient_chunk;   ///< absent for a parameter that needs no gradient
-  std::weak_ptr<ManagedStorage> gradient;  ///< the storage of the gradient made last, while it lives
+  std::optional<ChunkId> gradient_chunk;      ///< absent for a parameter that needs no gradient
+  at::ScalarType gradient_type = at::kFloat;  ///< that gradients are summed up in
+  std::weak_ptr<ManagedStorage> gradient;     ///< the storage of the gradient made last, while it lives
   /// Hooks hang on it. The storage keeps it: where the program replaces the storage, perhaps by one of another shape,
   /// LibTorch makes another.
   std::weak_ptr<torch::autograd::Node> accumulator;
@@ -37,7 +39,14 @@ struct ManagedParameter {
   void require_manageable(c10::Device session_device) const;
 
   const void* optimizer = nullptr;  ///< whose states its chunks hold, while that optimizer lives
-  std::int64_t updates = 0;         ///< by that optimizer
+  std::string updated_by;           ///< the kind of that optimizer, or of the one before a checkpoint
+  /// By that optimizer, without skipped ones. Queued updates count it up, until the queue is finished.
+  std::shared_ptr<std::int64_t> updates = std::make_shared<std::int64_t>(0);
+  /// What happens once a gradient of a backward has been added and the program's own hooks have seen it. May be empty.
+  std::function<void()> after_accumulation;
+
+  /// Ends what an optimizer has made of it: the next begins anew. What is queued still counts for itself.
+  void forget_updates();
 };
 
 }  // namespace terrace

@@ -5,29 +5,29 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "integration/element_types.h"
 #include "integration/session_state.h"
 
 namespace terrace {
 namespace {
 
-ElementType element_type(at::ScalarType type) {
-  return type == at::kFloat ? ElementType::float32 : ElementType::bfloat16;
-}
-
 std::uint64_t saturating_subtract(std::uint64_t from, std::uint64_t what) { return from - std::min(from, what); }
 
 }  // namespace
 
-void SessionState::add_optimizer_chunks() {
+void SessionState::add_optimizer_chunks(bool with_variance) {
+  const auto place_of = [&](const ChunkRequest& request) -> std::optional<ChunkId>& {
+    ChunkSet& set = chunk_sets_[request.set];
+    return request.kind == Kind::master ? set.master : request.kind == Kind::momentum ? set.momentum : set.variance;
+  };
   std::vector<ChunkRequest> requests;
   for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
-    for (std::uint32_t set = 0; set < chunk_sets_.size(); ++set) {
+    for (std::uint32_t set = 0; set < chunk_sets_.size() && (kind != Kind::variance || with_variance); ++set) {
       const SetInfo& info = set_infos_[set];
-      if (!info.trainable || chunk_sets_[set].momentum || (info.type != at::kFloat && info.type != at::kBFloat16)) {
-        continue;
-      }
-      if (bytes_of(ChunkRequest{set, kind}) > 0) {
-        requests.push_back({set, kind});
+      const ChunkRequest request{set, kind};
+      if (info.trainable && (info.type == at::kFloat || info.type == at::kBFloat16) && !place_of(request) &&
+          bytes_of(request) > 0) {
+        requests.push_back(request);
       }
     }
   }
@@ -36,14 +36,12 @@ void SessionState::add_optimizer_chunks() {
   }
   updates_->finish();  // what an update holds on the host could not leave
   const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, {});
-  const auto place_of = [&](const ChunkRequest& request) -> std::optional<ChunkId>& {
-    ChunkSet& set = chunk_sets_[request.set];
-    return request.kind == Kind::master ? set.master : request.kind == Kind::momentum ? set.momentum : set.variance;
-  };
   try {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       place_of(requests[i]) = add_chunk(requests[i], homes[i]);
-      chunk_sets_[requests[i].set].type = element_type(set_infos_[requests[i].set].type);
+      const at::ScalarType type = set_infos_[requests[i].set].type;
+      chunk_sets_[requests[i].set].type = element_type(type);
+      chunk_sets_[requests[i].set].gradient_type = element_type(gradient_type_of(type));
       chunk_sets_[requests[i].set].states = state_format_;
     }
     check_room_to_work();
@@ -116,6 +114,8 @@ std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
     case Kind::momentum:
     case Kind::variance:
       return info.elements * terrace::bytes_of(moment_type(state_format_));
+    case Kind::gradient:
+      return info.elements * c10::elementSize(gradient_type_of(info.type));
     default:
       return info.elements * c10::elementSize(info.type);
   }

@@ -31,6 +31,7 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
   }
   std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
   Pin pin = accesses.empty() ? Pin() : memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+  updates_->throw_refusal();
   auto open = std::make_shared<OpenStorages>(registry_, std::move(pin), std::move(storages), std::move(kept));
   gathered_.push_back(open);
   return {std::move(tensors), std::move(open)};

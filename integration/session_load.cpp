@@ -161,8 +161,11 @@ CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
       reader.verify(record);
     }
   }
-  if (std::any_of(records.begin(), records.end(), [](const CheckpointRecord& each) { return each.updates > 0; })) {
-    add_optimizer_chunks();
+  const auto has = [&](RecordKind kind) {
+    return std::any_of(records.begin(), records.end(), [&](const CheckpointRecord& each) { return each.kind == kind; });
+  };
+  if (has(RecordKind::momentum)) {
+    add_optimizer_chunks(has(RecordKind::variance));
   }
   for (const auto& [device, state] : generators) {
     set_default_generator(device, state);
@@ -261,13 +264,17 @@ void SessionState::load_parameters(const CheckpointReader& reader) {
   std::vector<std::string> left_out;
   for (ManagedParameter& parameter : parameters_) {
     members[parameter.chunk_set].push_back(&parameter);
-    const std::int64_t updates = record_in(records, parameter.name, RecordKind::parameter)->updates;
+    const CheckpointRecord& record = *record_in(records, parameter.name, RecordKind::parameter);
+    const std::int64_t updates = record.updates;
     const bool has_states = updates > 0 && chunk_sets_[parameter.chunk_set].momentum;
     if (updates > 0 && !has_states) {
       left_out.push_back(parameter.name);
     }
-    parameter.updates = has_states ? updates : 0;
-    parameter.optimizer = nullptr;  // whose end would take the states that come from the checkpoint with it
+    parameter.forget_updates();  // the optimizer's end would take the states that come from the checkpoint with it
+    if (has_states) {
+      *parameter.updates = updates;
+      parameter.updated_by = record.updated_by;
+    }
   }
   for (std::size_t set = 0; set < members.size(); ++set) {
     for (const RecordKind kind : kinds_in_chunks) {

@@ -95,10 +95,14 @@ std::set<std::uint32_t> SessionState::trained_sets() const {
 }
 
 void SessionState::manage_parameters(std::span<ManagedParameter> found) {
+  for (const ManagedParameter& parameter : found) {
+    require_gradient_type(parameter);
+  }
   move_in_or_restore(found);
   const std::size_t first = parameters_.size();
   for (ManagedParameter& parameter : found) {
     parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
+    parameter.gradient_type = gradient_type_of(parameter.tensor.scalar_type());
     ManagedParameter& kept = parameters_.emplace_back(std::move(parameter));
     by_storage_.emplace(kept.storage.get(), &kept);
   }

@@ -36,7 +36,10 @@ void SessionState::take_in_replaced() {
     parameter.require_manageable(memory_.program_device());
     const bool has_same_run = parameter.tensor.scalar_type() == set_infos_[parameter.chunk_set].type &&
                               static_cast<std::uint64_t>(parameter.tensor.numel()) == parameter.elements;
-    if (!has_same_run && parameter.updates > 0) {
+    if (!has_same_run) {
+      updates_->finish();  // which decides whether the last one counts
+    }
+    if (!has_same_run && *parameter.updates > 0) {
       throw LogicError("parameter '" + parameter.name + "' has another type or size since it was updated",
                        "change it before the first step, or end its optimizer first");
     }
@@ -100,6 +103,7 @@ void SessionState::manage_anew(std::span<ManagedParameter*> parameters) {
     parameter.element_offset = copies[i].element_offset;
     parameter.elements = copies[i].elements;
     parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
+    parameter.gradient_type = gradient_type_of(parameter.tensor.scalar_type());
     by_storage_.emplace(parameter.storage.get(), &parameter);
   }
   for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {

@@ -6,6 +6,7 @@
 
 #include "integration/checkpoint_tensors.h"
 #include "integration/checkpoint_writer.h"
+#include "integration/optimizer_states.h"
 #include "integration/session_state.h"
 
 namespace terrace {
@@ -86,7 +87,8 @@ void SessionState::save_parameters(CheckpointWriter& writer) const {
       const std::optional<ChunkId> chunk = chunk_of(chunk_sets_[set], kind);
       std::vector<const ManagedParameter*> saved = members[set];
       std::erase_if(saved, [&](const ManagedParameter* parameter) {
-        return kind != RecordKind::parameter && parameter->updates == 0;
+        return (kind != RecordKind::parameter && *parameter->updates == 0) ||
+               (kind == RecordKind::variance && !keeps_variance(parameter->updated_by));
       });
       if (!chunk || saved.empty()) {
         continue;

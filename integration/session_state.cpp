@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "integration/background_updates.h"
+#include "integration/element_types.h"
 #include "integration/generator_state.h"
 #include "integration/recomputed_block.h"
 #include "integration/saved_tensors.h"
@@ -24,6 +25,7 @@ class SessionState::OpPins final : public at::ObserverContext, public OpenStorag
 SessionState::SessionState(const Config& config)
     : config_(config),
       state_format_(state_format(config.optimizer.states)),
+      non_finite_(terrace::non_finite(config.optimizer.non_finite)),
       memory_(config),
       spillable_(
           memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); },
@@ -58,6 +60,12 @@ void SessionState::close() noexcept {
   }
   try {
     updates_->finish();
+  } catch (const NonFiniteGradient& error) {
+    log(LogLevel::warning, error.what());  // nobody has asked
+  } catch (...) {
+    // Whose bytes it has cost says so below.
+  }
+  try {
     restore_storages();
   } catch (const std::exception& error) {
     log(LogLevel::warning, std::string("the model's tensors stay managed after their session: ") + error.what());
@@ -74,15 +82,39 @@ std::exception_ptr SessionState::last_error() const {
   return last_error_;
 }
 
-UpdateTicket SessionState::submit(UpdateJob job) { return updates_->submit(std::move(job)); }
+at::ScalarType SessionState::gradient_type_of(at::ScalarType parameter) const noexcept {
+  return gradient_type(parameter, config_.optimizer.accumulate == "float32");
+}
+
+void SessionState::require_gradient_type(const ManagedParameter& parameter) const {
+  const at::Tensor& tensor = parameter.tensor;
+  if (!tensor.requires_grad()) {
+    return;
+  }
+  const at::ScalarType asked = tensor.grad_dtype().value_or(tensor.scalar_type());
+  if (asked != tensor.scalar_type() && asked != gradient_type_of(tensor.scalar_type())) {
+    throw ConfigError("parameter '" + parameter.name + "' asks for gradients of " + c10::toString(asked) +
+                          " (set_grad_dtype), and the session sums up those of " +
+                          c10::toString(gradient_type_of(tensor.scalar_type())),
+                      "set optimizer.accumulate = \"float32\" for bf16 parameters, or ask for no other type");
+  }
+}
 
 void SessionState::end_step() {
+  std::exception_ptr refusal;
   if (config_.optimizer.update == "immediate") {
-    updates_->finish();
+    try {
+      updates_->finish();
+    } catch (const NonFiniteGradient&) {
+      refusal = std::current_exception();  // the step has ended all the same
+    }
   }
   pass_ = Pass::unknown;
   memory_.stream().step_mark();
   memory_.hold_host();
+  if (refusal) {
+    std::rethrow_exception(refusal);
+  }
 }
 
 void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes) {

@@ -66,9 +66,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// management again, and parameters that need a gradient now and needed none before. Throws LogicError, naming the
   /// parameter, where that cannot be.
   void take_in_replaced();
-  /// Gives every trainable chunk set that AdamW can update its moments, and a master where it needs one. Throws
-  /// OutOfMemory.
-  void add_optimizer_chunks();
+  /// Gives every trainable chunk set that optimizers can update a momentum, a master where it needs one, and a variance
+  /// if asked for. Throws OutOfMemory.
+  void add_optimizer_chunks(bool with_variance);
   /// Makes the model's tensors ordinary where they fit, and ends interception. No other thread uses the session any
   /// more. Never throws.
   void close() noexcept;
@@ -81,6 +81,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   SessionMemory& memory() noexcept { return memory_; }
   SpillableStorages& spillable() noexcept { return spillable_; }
   UpdateQueue& updates() noexcept { return *updates_; }
+  NonFinite non_finite() const noexcept { return non_finite_; }
+  /// What gradients of a parameter of that type are summed up in.
+  at::ScalarType gradient_type_of(at::ScalarType parameter) const noexcept;
   Gathered gather(std::vector<at::Tensor> tensors, Access mode);
   void for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode);
 
@@ -91,7 +94,6 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Throws the error at which a load left a part of the session as it was.
   void require_whole() const;
 
-  UpdateTicket submit(UpdateJob job);
   /// Finishes the update that was submitted, where the configuration says so, and ends the step.
   void end_step();
   /// Throws LogicError, naming it, if a parameter or gradient in these sets of chunks is gathered at the moment.
@@ -127,6 +129,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// The sets of chunks that have gradients.
   std::set<std::uint32_t> trained_sets() const;
   void manage_parameters(std::span<ManagedParameter> found);
+  /// Throws ConfigError, naming the parameter, if the program has asked LibTorch for gradients of another type than the
+  /// session sums up.
+  void require_gradient_type(const ManagedParameter& parameter) const;
   /// Has the parameter's gradients come under management, and the one that it has.
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
@@ -198,6 +203,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   const Config config_;
   const StateFormat state_format_;
+  const NonFinite non_finite_;
   mutable std::recursive_mutex program_mutex_;
   SessionMemory memory_;
   const std::shared_ptr<StorageRegistry> registry_ = std::make_shared<StorageRegistry>();

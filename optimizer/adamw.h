@@ -19,15 +19,14 @@
 ///     place.
 ///   - NaN and infinity go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
 ///
-/// Pure functions: any thread may call them, at the same time on distinct arrays. Arrays may not overlap. Pointers need
-/// the alignment of their element type only. Nothing here throws or allocates.
+/// Pure functions: any thread may call them, at the same time on distinct arrays. Nothing here throws or allocates.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "optimizer/element_type.h"
-#include "optimizer/state_format.h"
+#include "optimizer/update_rule.h"
+#include "optimizer/update_run.h"
 #include "optimizer/update_threads.h"
 
 namespace terrace {
@@ -60,29 +59,19 @@ struct AdamWStep {
   std::uint32_t seed;  // of what is rounded at random in this step
 };
 
-/// A run of elements and what is kept of them. Each array has `count` elements, of the types that `states` says.
-///
-/// Beside a bf16 parameter there is a master. A whole one that differs, once rounded, from its parameter by its bits
-/// starts from the parameter, which somebody else has written. So a master of zeros initialises itself, as do lower
-/// halves. The parameter is written as the rounded master.
-struct AdamWRun {
-  ElementType parameter_type;  ///< float32 or bfloat16
-  ElementType gradient_type;
-  StateFormat states;
-  void* parameter;       ///< read and written
-  const void* gradient;  ///< read
-  void* master;          ///< read and written; null where the parameter is fp32
-  void* momentum;        ///< read and written
-  void* variance;        ///< read and written
-  std::size_t count;
-};
-
-void adamw_update(const AdamWStep& step, const AdamWRun& run);
+void adamw_update(const AdamWStep& step, const UpdateRun& run);
 /// The same, in parts on several threads. Allocates.
-void adamw_update(const AdamWStep& step, const AdamWRun& run, const UpdateThreads& threads);
+void adamw_update(const AdamWStep& step, const UpdateRun& run, const UpdateThreads& threads);
 
-/// The run's elements from `first` on, `count` of them.
-AdamWRun part_of(const AdamWRun& run, std::size_t first, std::size_t count);
+/// AdamW with options as they are at a step.
+class AdamWRule final : public UpdateRule {
+ public:
+  explicit AdamWRule(const AdamWOptions& options) : options_(options) {}
+  void update(std::int64_t step, float gradient_scale, const UpdateRun& run) const override;
+
+ private:
+  const AdamWOptions options_;
+};
 
 /// The instruction set that `adamw_update` runs with here, as Highway names it ("AVX2", "AVX3", "NEON").
 const char* adamw_instruction_set();

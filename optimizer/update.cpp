@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -12,10 +13,6 @@
 
 namespace terrace {
 namespace {
-
-/// What one thread does at a time, in elements: enough that asking for more is cheap, little enough that a small set of
-/// chunks occupies all threads.
-constexpr std::size_t elements_in_a_part = 32768;
 
 /// One operand of a pinned chunk on the host, walked by elements.
 struct Operand {
@@ -29,62 +26,83 @@ struct Operand {
 };
 
 /// The chunks of a set in the order in which an update accesses them.
+std::vector<ChunkAccess> accesses_to(const ChunkSet& set) {
+  std::vector<ChunkAccess> accesses{{set.parameter, Tier::host, Access::write},
+                                    {set.gradient.value(), Tier::host, Access::read},
+                                    {set.momentum.value(), Tier::host, Access::write}};
+  for (const std::optional<ChunkId>& chunk : {set.master, set.variance}) {
+    if (chunk) {
+      accesses.push_back({*chunk, Tier::host, Access::write});
+    }
+  }
+  return accesses;
+}
+
+/// What is pinned of them.
 struct Operands {
   Operands(const Pin& pin, const ChunkSet& set)
       : parameter{&pin, 0, bytes_of(set.type)},
-        gradient{&pin, 1, bytes_of(set.type)},
-        momentum{&pin, 2, bytes_of(moment_type(set.states))},
-        variance{&pin, 3, bytes_of(moment_type(set.states))} {
+        gradient{&pin, 1, bytes_of(set.gradient_type)},
+        momentum{&pin, 2, bytes_of(moment_type(set.states))} {
+    std::size_t position = 3;
     if (set.master) {
-      master = {&pin, 4, master_bytes(set.states, set.type)};
+      master = {&pin, position++, master_bytes(set.states, set.type)};
+    }
+    if (set.variance) {
+      variance = {&pin, position++, bytes_of(moment_type(set.states))};
     }
   }
 
   std::uint64_t in_one_piece(std::uint64_t element) const {
     std::uint64_t count = std::numeric_limits<std::uint64_t>::max();
-    for (const Operand& operand : {parameter, gradient, momentum, variance}) {
-      count = std::min(count, operand.in_one_piece(element));
+    for (const std::optional<Operand>& operand :
+         {std::optional(parameter), std::optional(gradient), std::optional(momentum), master, variance}) {
+      if (operand) {
+        count = std::min(count, operand->in_one_piece(element));
+      }
     }
-    return master ? std::min(count, master->in_one_piece(element)) : count;
+    return count;
   }
 
-  Operand parameter, gradient, momentum, variance;
-  std::optional<Operand> master;
+  Operand parameter, gradient, momentum;
+  std::optional<Operand> master, variance;
 };
 
 struct Part {
-  const Segment* segment;
-  AdamWStep step;
-  AdamWRun run;
+  const UpdateRule* rule;
+  std::int64_t step;  ///< counts this update
+  UpdateRun run;
 };
 
 /// Cuts a segment where memory is, and into what one thread does at a time.
-void add_parts(std::vector<Part>& parts, const Segment& segment, const Operands& operands, const AdamWStep& step) {
+void add_parts(std::vector<Part>& parts, const Segment& segment, const Operands& operands, std::int64_t step) {
   std::uint64_t element = segment.element_offset;
   const std::uint64_t end = element + segment.elements;
   while (element < end) {
     const std::uint64_t count = std::min<std::uint64_t>(
-        {operands.in_one_piece(element), end - element, static_cast<std::uint64_t>(elements_in_a_part)});
-    parts.push_back({.segment = &segment,
+        {operands.in_one_piece(element), end - element, static_cast<std::uint64_t>(update_part_elements)});
+    parts.push_back({.rule = segment.rule.get(),
                      .step = step,
                      .run = {.parameter_type = segment.chunks.type,
-                             .gradient_type = segment.chunks.type,
+                             .gradient_type = segment.chunks.gradient_type,
                              .states = segment.chunks.states,
                              .parameter = operands.parameter.at(element).data(),
                              .gradient = operands.gradient.at(element).data(),
                              .master = operands.master ? operands.master->at(element).data() : nullptr,
                              .momentum = operands.momentum.at(element).data(),
-                             .variance = operands.variance.at(element).data(),
+                             .variance = operands.variance ? operands.variance->at(element).data() : nullptr,
                              .count = static_cast<std::size_t>(count)}});
     element += count;
   }
 }
 
 /// An optimizer begins without states, whatever one before it has left in the run.
-void clear_states(const AdamWRun& run) {
+void clear_states(const UpdateRun& run) {
   const std::size_t moment_bytes = run.count * bytes_of(moment_type(run.states));
   std::memset(run.momentum, 0, moment_bytes);
-  std::memset(run.variance, 0, moment_bytes);
+  if (run.variance != nullptr) {
+    std::memset(run.variance, 0, moment_bytes);
+  }
   if (run.master != nullptr) {
     std::memset(run.master, 0, run.count * master_bytes(run.states, run.parameter_type));
   }
@@ -96,7 +114,7 @@ double sum_of_block(const Segment& segment, const Operand& gradient, std::size_t
   BlockOfSquares block;
   for (std::uint64_t element = segment.element_offset + first; element < end;) {
     const std::uint64_t count = std::min(gradient.in_one_piece(element), end - element);
-    block.add(segment.chunks.type, gradient.at(element).data(), static_cast<std::size_t>(count));
+    block.add(segment.chunks.gradient_type, gradient.at(element).data(), static_cast<std::size_t>(count));
     element += count;
   }
   return block.sum();
@@ -125,25 +143,25 @@ class OwnArithmetic {
 QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job)
     : stream_(stream),
       threads_(threads),
-      segment_count_(job.segments.size()),
-      max_gradient_norm_(job.max_gradient_norm) {
+      segments_(std::move(job.segments)),
+      groups_(job.groups),
+      max_gradient_norm_(job.max_gradient_norm),
+      loss_scale_(job.loss_scale),
+      non_finite_(job.non_finite),
+      step_(job.step),
+      report_(std::move(job.report)),
+      scale_(static_cast<float>(1 / job.loss_scale)) {
+  if (!needs_norm()) {
+    count_updates();
+  }
   std::map<ChunkId, std::size_t> item_of;
-  for (std::size_t position = 0; position < job.segments.size(); ++position) {
-    Segment& segment = job.segments[position];
-    const auto [known, is_new] = item_of.emplace(segment.chunks.parameter, items_.size());
+  for (std::size_t position = 0; position < segments_.size(); ++position) {
+    const ChunkSet& set = segments_[position].chunks;
+    const auto [known, is_new] = item_of.emplace(set.parameter, items_.size());
     if (is_new) {
-      const ChunkSet& set = segment.chunks;
-      items_.push_back({.chunks = set,
-                        .accesses = {{set.parameter, Tier::host, Access::write},
-                                     {set.gradient.value(), Tier::host, Access::read},
-                                     {set.momentum.value(), Tier::host, Access::write},
-                                     {set.variance.value(), Tier::host, Access::write}},
-                        .segments = {}});
-      if (set.master) {
-        items_.back().accesses.push_back({*set.master, Tier::host, Access::write});
-      }
+      items_.push_back({.chunks = set, .accesses = accesses_to(set), .segments = {}});
     }
-    items_[known->second].segments.emplace_back(position, std::move(segment));
+    items_[known->second].segments.push_back(position);
   }
   const auto distance = [&](const Item& item) {
     return stream.inspect(
@@ -161,45 +179,80 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, U
   items_ = std::move(sorted);
 }
 
+void QueuedUpdate::count_updates() {
+  for (const Segment& segment : segments_) {
+    counts_.push_back(++*segment.updates);
+  }
+}
+
 void QueuedUpdate::find_norm(AccessOrigin origin) {
-  std::vector<double> sums(segment_count_);
+  std::vector<double> sums(segments_.size());
   for (const Item& item : items_) {
     const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
     const Pin pin = stream_.acquire(accesses, origin);
     const OwnArithmetic arithmetic(stream_, origin);
-    const Operand gradient{&pin, 0, bytes_of(item.chunks.type)};
-    for (const auto& [position, segment] : item.segments) {
-      sums[position] = sum_of_squares(segment.elements, threads_, [&, &each = segment](std::size_t block) {
-        return sum_of_block(each, gradient, block);
-      });
+    const Operand gradient{&pin, 0, bytes_of(item.chunks.gradient_type)};
+    for (const std::size_t position : item.segments) {
+      const Segment& segment = segments_[position];
+      sums[position] = sum_of_squares(segment.elements, threads_,
+                                      [&](std::size_t block) { return sum_of_block(segment, gradient, block); });
     }
   }
-  norm_ = combined_norm(sums);
-  scale_ = clip_coefficient(*norm_, max_gradient_norm_);
+  norm_ = combined_norm(sums) / loss_scale_;
+  if (max_gradient_norm_ > 0) {
+    scale_ = static_cast<float>(clip_coefficient(*norm_, max_gradient_norm_) / loss_scale_);
+  }
+  is_skipped_ = non_finite_ != NonFinite::pass && !std::isfinite(*norm_);
+  if (!is_skipped_) {
+    count_updates();
+  } else if (non_finite_ == NonFinite::error) {
+    const auto first = std::find_if(sums.begin(), sums.end(), [](double sum) { return !std::isfinite(sum); });
+    refusal_ = std::make_exception_ptr(
+        non_finite_gradient(step_, "'" + segments_[static_cast<std::size_t>(first - sums.begin())].parameter + "'"));
+  }
+  if (report_) {
+    report_->note({.step = step_, .all = *norm_, .by_group = norms_by_group(sums), .skipped = is_skipped_});
+  }
+}
+
+std::vector<double> QueuedUpdate::norms_by_group(std::span<const double> sums) const {
+  std::vector<std::vector<double>> of_group(groups_);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    of_group.at(segments_[i].group).push_back(sums[i]);
+  }
+  std::vector<double> norms;
+  for (const std::vector<double>& each : of_group) {
+    norms.push_back(combined_norm(each) / loss_scale_);
+  }
+  return norms;
 }
 
 void QueuedUpdate::update(std::size_t at, AccessOrigin origin) {
   Item& item = items_[at];
-  const Pin pin = stream_.acquire(item.accesses, origin);
-  {
+  Pin pin;
+  if (!is_skipped_) {
+    pin = stream_.acquire(item.accesses, origin);
     const OwnArithmetic arithmetic(stream_, origin);
     update(item, pin);
   }
   // While it is pinned: a gradient that dies with this is not evicted first.
-  item.segments.clear();
+  for (const std::size_t position : item.segments) {
+    segments_[position].gradient.reset();
+  }
 }
 
 void QueuedUpdate::update(const Item& item, const Pin& pin) const {
   const Operands operands(pin, item.chunks);
   std::vector<Part> parts;
-  for (const auto& [position, segment] : item.segments) {
-    add_parts(parts, segment, operands, AdamWStep(segment.options, segment.step, scale_));
+  for (const std::size_t position : item.segments) {
+    add_parts(parts, segments_[position], operands, counts_[position]);
   }
   threads_.for_each(parts.size(), [&](std::size_t i) {
-    if (parts[i].segment->step == 1) {
-      clear_states(parts[i].run);
+    const Part& part = parts[i];
+    if (part.step == 1) {
+      clear_states(part.run);
     }
-    adamw_update(parts[i].step, parts[i].run);
+    part.rule->update(part.step, scale_, part.run);
   });
 }
 

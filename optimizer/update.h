@@ -4,25 +4,33 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "memory/access_stream.h"
-#include "optimizer/adamw.h"
+#include "optimizer/element_type.h"
+#include "optimizer/gradient_report.h"
+#include "optimizer/non_finite.h"
+#include "optimizer/state_format.h"
+#include "optimizer/update_rule.h"
 #include "optimizer/update_threads.h"
 
 namespace terrace {
 
 /// The chunks of one index: the same parameters at the same element offsets, and what they hold of each.
 struct ChunkSet {
-  ElementType type = ElementType::float32;  ///< of parameters and gradients
+  ElementType type = ElementType::float32;  ///< of parameters
+  ElementType gradient_type = ElementType::float32;
   StateFormat states = StateFormat::float32;
   ChunkId parameter = 0;
   std::optional<ChunkId> gradient;
   std::optional<ChunkId> master;  ///< only where the parameter is not fp32
   std::optional<ChunkId> momentum;
-  std::optional<ChunkId> variance;
+  std::optional<ChunkId> variance;  ///< only where an optimizer keeps one
 };
 
 /// A run of elements of one parameter in one chunk, as it is at `step()`.
@@ -30,8 +38,12 @@ struct Segment {
   ChunkSet chunks{};
   std::uint64_t element_offset = 0;
   std::uint64_t elements = 0;
-  AdamWOptions options{};
-  std::int64_t step = 0;  ///< counts this update; the first begins with states of zeros
+  std::shared_ptr<const UpdateRule> rule;
+  /// Updates of these elements so far, without skipped ones: it goes up when it is sure that this one will be. The
+  /// first begins with states of zeros. Read by others once the job is finished.
+  std::shared_ptr<std::int64_t> updates;
+  std::string parameter;  ///< its name
+  std::size_t group = 0;
   /// Keeps the gradient's bytes alive until they have been used. Released by whichever thread updates.
   std::shared_ptr<const void> gradient;
 };
@@ -39,7 +51,12 @@ struct Segment {
 /// A copy of all that an update needs.
 struct UpdateJob {
   std::vector<Segment> segments;  ///< those with a gradient, in parameter order
-  double max_gradient_norm = 0;   ///< 0: gradients are not clipped
+  std::size_t groups = 1;
+  double max_gradient_norm = 0;  ///< 0: gradients are not clipped
+  double loss_scale = 1;         ///< what gradients are to be divided by, before anything else
+  NonFinite non_finite = NonFinite::pass;
+  std::int64_t step = 0;                   ///< of the optimizer, from 1 on
+  std::shared_ptr<GradientReport> report;  ///< what learns of the norms, where they are found; may be null
 };
 
 class QueuedUpdate {
@@ -52,32 +69,46 @@ class QueuedUpdate {
   const ChunkSet& chunks(std::size_t item) const { return items_[item].chunks; }
   /// What the update of a set uses on the host.
   const std::vector<ChunkAccess>& accesses(std::size_t item) const { return items_[item].accesses; }
-  bool clips() const noexcept { return max_gradient_norm_ > 0; }
+  /// Whether updates have to wait for `find_norm`.
+  bool needs_norm() const noexcept { return max_gradient_norm_ > 0 || non_finite_ != NonFinite::pass; }
 
-  /// Reads all gradients. Before any update, where gradients are clipped. Throws what AccessStream::acquire throws.
+  /// Reads all gradients, and decides whether the job is skipped. Throws what AccessStream::acquire throws.
   /// `origin`: whether the thread is one of the program's.
   void find_norm(AccessOrigin origin);
+  /// Over all parameters, before clipping; nothing where it has not been found.
   std::optional<double> norm() const noexcept { return norm_; }
-  /// Updates the set and lets go of its gradients. Throws what AccessStream::acquire throws; nothing of the set has
-  /// changed then.
+  /// A NonFiniteGradient that somebody has to hear of, or null.
+  const std::exception_ptr& refusal() const noexcept { return refusal_; }
+  /// Updates the set, unless the job is skipped, and lets go of its gradients. Throws what AccessStream::acquire
+  /// throws; nothing of the set has changed then.
   void update(std::size_t item, AccessOrigin origin);
 
  private:
   struct Item {
     ChunkSet chunks;
     std::vector<ChunkAccess> accesses;
-    std::vector<std::pair<std::size_t, Segment>> segments;  ///< with their positions in parameter order
+    std::vector<std::size_t> segments;  ///< positions in parameter order
   };
 
+  void count_updates();
+  std::vector<double> norms_by_group(std::span<const double> sums_of_squares) const;
   void update(const Item& item, const Pin& pin) const;
 
   AccessStream& stream_;
   const UpdateThreads& threads_;
+  std::vector<Segment> segments_;     ///< in parameter order
+  std::vector<std::int64_t> counts_;  ///< by segment: the updates, with this one
   std::vector<Item> items_;
-  std::size_t segment_count_;
-  double max_gradient_norm_;
+  const std::size_t groups_;
+  const double max_gradient_norm_;
+  const double loss_scale_;
+  const NonFinite non_finite_;
+  const std::int64_t step_;
+  const std::shared_ptr<GradientReport> report_;
   std::optional<double> norm_;
-  float scale_ = 1.0f;
+  float scale_;  ///< of gradients
+  bool is_skipped_ = false;
+  std::exception_ptr refusal_;
 };
 
 }  // namespace terrace

@@ -1,5 +1,6 @@
 #include "optimizer/update_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -52,48 +53,86 @@ UpdateQueue::~UpdateQueue() {
 UpdateTicket UpdateQueue::submit(UpdateJob job) {
   finish();
   Lock lock(mutex_);
-  job_ = std::make_shared<QueuedUpdate>(stream_, threads_, std::move(job));
-  states_.assign(job_->size(), State::queued);
-  left_ = job_->size();
-  next_ = 0;
-  norm_known_ = !job_->clips();
-  std::vector<ChunkId> announced;
-  std::vector<ChunkId> owed;
-  for (std::size_t item = 0; item < job_->size(); ++item) {
-    if (job_->clips()) {
-      announced.push_back(*job_->chunks(item).gradient);
+  submitted_ = queue(std::move(job), lock);
+  norm_known_ = !submitted_->needs_norm();
+  return submitted_;
+}
+
+void UpdateQueue::add(UpdateJob job) {
+  Lock lock(mutex_);
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  queue(std::move(job), lock);
+  const std::size_t most_left = background_.joinable() ? 2 : 0;  // one in work, and one that is on its way
+  while (items_.size() > most_left) {
+    resolve(first_, lock, AccessOrigin::prior_work);
+  }
+}
+
+UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
+  for (const Segment& segment : queued.segments) {
+    while (owed_.contains(segment.chunks.parameter)) {
+      resolve(owed_.at(segment.chunks.parameter), lock, AccessOrigin::prior_work);
     }
   }
-  for (std::size_t item = 0; item < job_->size(); ++item) {
-    for (const ChunkAccess& access : job_->accesses(item)) {
-      owed_[access.chunk] = item;
-      announced.push_back(access.chunk);
+  const auto job = std::make_shared<QueuedUpdate>(stream_, threads_, std::move(queued));
+  std::vector<ChunkId> owed;
+  for (std::size_t position = 0; position < job->size(); ++position) {
+    for (const ChunkAccess& access : job->accesses(position)) {
+      owed_[access.chunk] = end();
       owed.push_back(access.chunk);
     }
+    items_.push_back({.job = job, .position = position});
   }
-  anything_owed_ = left_ > 0;
+  anything_owed_ = !owed_.empty();
+  std::vector<ChunkId> announced;
+  if (job->needs_norm()) {
+    for (std::size_t position = 0; position < job->size(); ++position) {
+      announced.push_back(*job->chunks(position).gradient);
+    }
+  }
+  for (const Item& each : items_) {
+    if (each.state != Item::State::done) {
+      for (const ChunkAccess& access : each.accesses()) {
+        announced.push_back(access.chunk);
+      }
+    }
+  }
   stream_.set_update_queued(owed, true);
   stream_.announce(std::move(announced));
   changed_.notify_all();
-  return job_;
+  return job;
 }
 
 void UpdateQueue::finish() {
   Lock lock(mutex_);
-  for (std::size_t item = 0; item < states_.size() && !error_; ++item) {
-    resolve(item, lock, AccessOrigin::prior_work);
+  for (ItemId id = first_; id < end() && !error_; ++id) {
+    resolve(id, lock, AccessOrigin::prior_work);
   }
   if (error_) {
     std::rethrow_exception(error_);
   }
+  throw_refusal(lock);
 }
 
 std::optional<double> UpdateQueue::norm(const UpdateTicket& ticket) {
   Lock lock(mutex_);
-  if (ticket == job_) {
+  if (ticket == submitted_) {
     resolve_norm(lock, AccessOrigin::prior_work);
   }
   return ticket->norm();
+}
+
+void UpdateQueue::throw_refusal() {
+  const Lock lock(mutex_);
+  throw_refusal(lock);
+}
+
+void UpdateQueue::throw_refusal(const Lock&) {
+  if (const std::exception_ptr refusal = std::exchange(refusal_, nullptr)) {
+    std::rethrow_exception(refusal);
+  }
 }
 
 void UpdateQueue::before_access(std::span<const ChunkAccess> accesses) {
@@ -107,7 +146,7 @@ void UpdateQueue::before_access(std::span<const ChunkAccess> accesses) {
       continue;
     }
     // A gradient may be read beside its update, which only reads it.
-    const bool is_gradient = job_->chunks(owed->second).gradient == access.chunk;
+    const bool is_gradient = item(owed->second).chunks().gradient == access.chunk;
     if (!is_gradient || access.mode == Access::write) {
       resolve(owed->second, lock, AccessOrigin::prior_work);
     }
@@ -117,47 +156,52 @@ void UpdateQueue::before_access(std::span<const ChunkAccess> accesses) {
 void UpdateQueue::work_in_background() {
   Lock lock(mutex_);
   while (!stopping_) {
-    if (error_ || busy_ || next_ >= states_.size()) {
+    next_ = std::max(next_, first_);
+    if (error_ || busy_ || next_ == end()) {
       changed_.wait(lock);
-    } else if (states_[next_] != State::queued) {
+    } else if (item(next_).state != Item::State::queued) {
       ++next_;
     } else {
       try {
         resolve(next_, lock, AccessOrigin::background_work);
       } catch (...) {
         // Whoever needs the bytes hears of it, or tries again.
-        next_ = states_.size();
+        next_ = end();
       }
     }
   }
 }
 
-void UpdateQueue::resolve(std::size_t item, Lock& lock, AccessOrigin origin) {
-  const UpdateTicket job = job_;
-  resolve_norm(lock, origin);
-  // Where another job has taken its place meanwhile, this one is finished.
-  const auto wanted = [&] { return job == job_ && states_[item] != State::done; };
+void UpdateQueue::resolve(ItemId id, Lock& lock, AccessOrigin origin) {
+  const auto wanted = [&] { return !is_done(id); };
+  if (wanted() && item(id).job == submitted_) {
+    resolve_norm(lock, origin);
+  }
   while (wanted()) {
     if (error_) {
       std::rethrow_exception(error_);
     }
+    const ChunkId parameter = item(id).chunks().parameter;
     if (busy_) {
-      await_other(lock, origin, job->chunks(item).parameter, wanted);
+      await_other(lock, origin, parameter, wanted);
       continue;
     }
-    states_[item] = State::running;
+    item(id).state = Item::State::running;
     try {
-      run_alone(lock, job->chunks(item).parameter, [&] { job->update(item, origin); });
+      run_alone(lock, parameter,
+                [&, job = item(id).job, position = item(id).position] { job->update(position, origin); });
     } catch (...) {
-      states_[item] = State::queued;
+      item(id).state = Item::State::queued;
       throw;
     }
-    end_item(item, lock);
+    end_item(id, lock);
   }
 }
 
 void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
-  const auto wanted = [&] { return !norm_known_; };
+  const UpdateTicket job = submitted_;
+  // Where another job has taken its place meanwhile, this one is finished.
+  const auto wanted = [&] { return job == submitted_ && !norm_known_; };
   while (wanted()) {
     if (error_) {
       std::rethrow_exception(error_);
@@ -166,10 +210,10 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
       await_other(lock, origin, std::nullopt, wanted);
       continue;
     }
-    const UpdateTicket job = job_;
     run_alone(lock, std::nullopt, [&] { job->find_norm(origin); });
-    if (job == job_) {
+    if (wanted()) {
       norm_known_ = true;
+      refusal_ = job->refusal();
     }
   }
 }
@@ -206,18 +250,22 @@ void UpdateQueue::run_alone(Lock& lock, std::optional<ChunkId> parameter, Work&&
   }
 }
 
-void UpdateQueue::end_item(std::size_t item, const Lock&) {
-  states_[item] = State::done;
+void UpdateQueue::end_item(ItemId id, const Lock&) {
+  item(id).state = Item::State::done;
   std::vector<ChunkId> chunks;
-  for (const ChunkAccess& access : job_->accesses(item)) {
+  for (const ChunkAccess& access : item(id).accesses()) {
     owed_.erase(access.chunk);
     // A gradient is rarely wanted again: it ends with the next write or discard.
     if (access.mode == Access::write) {
       chunks.push_back(access.chunk);
     }
   }
-  anything_owed_.store(--left_ > 0, std::memory_order_release);
+  anything_owed_.store(!owed_.empty(), std::memory_order_release);
   stream_.set_update_queued(chunks, false);
+  while (!items_.empty() && items_.front().state == Item::State::done) {
+    items_.pop_front();
+    ++first_;
+  }
 }
 
 }  // namespace terrace

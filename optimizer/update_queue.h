@@ -13,14 +13,16 @@
 /// A thread of the program that waits for another's update is stalled. Where it updates by itself it computes, and what
 /// it waits for in that is a stall for the chunks' own reasons.
 ///
-/// Threads: `submit` is called by one thread at a time; `finish`, `norm` and `before_access` by any. An error of an
-/// update reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too. Want of room
-/// is not final: it reaches who asks, and the next who asks tries again.
+/// Threads: `submit` and `add` are called by one thread at a time; everything else by any. An error of an update
+/// reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too. Want of room is not
+/// final: it reaches who asks, and the next who asks tries again. A job that was refused for its gradients has changed
+/// nothing, and stands in nobody's way: the first to ask hears of it.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -47,24 +49,45 @@ class UpdateQueue final : public PriorWork {
   UpdateQueue(const UpdateQueue&) = delete;
   UpdateQueue& operator=(const UpdateQueue&) = delete;
 
-  /// Finishes the job before and queues this one.
+  /// Finishes the jobs before and queues this one.
   UpdateTicket submit(UpdateJob job);
-  /// Does or waits for everything queued. Throws the first error of an update.
+  /// Queues a job that needs no norm behind those before. Does or waits for the oldest, so that no more are left than
+  /// the background can be kept busy with: what they hold, such as gradients, is let go of.
+  void add(UpdateJob job);
+  /// Does or waits for everything queued. Throws the first error of an update, and what `throw_refusal` does.
   void finish();
-  /// The job's gradient norm before clipping, where clipping is on. Does or waits for no more than that takes.
+  /// The job's gradient norm before clipping, where one was needed. Does or waits for no more than that takes.
   std::optional<double> norm(const UpdateTicket& ticket);
+  /// Throws the NonFiniteGradient of a job that was refused, if nobody has had it yet. Waits for nothing.
+  void throw_refusal();
 
   void before_access(std::span<const ChunkAccess> accesses) override;
 
  private:
-  enum class State : std::uint8_t { queued, running, done };
   using Lock = std::unique_lock<std::mutex>;
+  /// A set of chunks to update.
+  struct Item {
+    enum class State : std::uint8_t { queued, running, done };
 
+    UpdateTicket job;
+    std::size_t position;  ///< among the job's sets
+    State state = State::queued;
+
+    const ChunkSet& chunks() const { return job->chunks(position); }
+    const std::vector<ChunkAccess>& accesses() const { return job->accesses(position); }
+  };
+  /// Counts items from the first ever.
+  using ItemId = std::uint64_t;
+
+  UpdateTicket queue(UpdateJob job, Lock& lock);
+  Item& item(ItemId id) { return items_[id - first_]; }
+  ItemId end() const noexcept { return first_ + items_.size(); }
+  bool is_done(ItemId id) { return id < first_ || item(id).state == Item::State::done; }
   void work_in_background();
   /// Brings the set up to date, by this thread or by waiting for the one that is at it.
-  void resolve(std::size_t item, Lock& lock, AccessOrigin origin);
+  void resolve(ItemId id, Lock& lock, AccessOrigin origin);
   void resolve_norm(Lock& lock, AccessOrigin origin);
-  /// Waits for the one who runs a part of the job: until he is done with it, or what is `wanted` of it is there, which
+  /// Waits for the one who runs a part of a job: until he is done with it, or what is `wanted` of it is there, which
   /// is an update of `chunk` or (without one) the norm.
   template <class Wanted>
   void await_other(Lock& lock, AccessOrigin origin, std::optional<ChunkId> chunk, const Wanted& wanted);
@@ -72,21 +95,23 @@ class UpdateQueue final : public PriorWork {
   /// one at a time; what it throws fails all that is queued.
   template <class Work>
   void run_alone(Lock& lock, std::optional<ChunkId> parameter, Work&& work);
-  void end_item(std::size_t item, const Lock& lock);
+  void end_item(ItemId id, const Lock& lock);
+  void throw_refusal(const Lock& lock);
 
   AccessStream& stream_;
   const UpdateThreads threads_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  UpdateTicket job_;
-  std::vector<State> states_;                      ///< by item of the job
-  std::unordered_map<ChunkId, std::size_t> owed_;  ///< item by chunk, of items that are not done
-  std::size_t next_ = 0;                           ///< items before it are taken
-  std::size_t left_ = 0;                           ///< items not done
+  std::deque<Item> items_;
+  ItemId first_ = 0;                          ///< of `items_`
+  ItemId next_ = 0;                           ///< items before it are taken
+  std::unordered_map<ChunkId, ItemId> owed_;  ///< by chunk, what is not done
   std::atomic<bool> anything_owed_{false};
-  bool norm_known_ = true;
-  bool busy_ = false;  ///< somebody runs a part of the job
+  UpdateTicket submitted_;  ///< the last job that may need a norm
+  bool norm_known_ = true;  ///< of that one
+  bool busy_ = false;       ///< somebody runs a part of the job
   std::exception_ptr error_;
+  std::exception_ptr refusal_;
   bool stopping_ = false;
   std::thread background_;  // last: it uses all of the above
 };

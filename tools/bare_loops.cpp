@@ -54,15 +54,15 @@ double BareLoops::checksum_seconds(std::uint64_t bytes) {
 
 double BareLoops::update_seconds(std::uint64_t elements) {
   const AdamWStep step = some_step();
-  const AdamWRun run{.parameter_type = ElementType::float32,
-                     .gradient_type = ElementType::float32,
-                     .states = StateFormat::float32,
-                     .parameter = update_[0].data(),
-                     .gradient = update_[1].data(),
-                     .master = nullptr,
-                     .momentum = update_[2].data(),
-                     .variance = update_[3].data(),
-                     .count = kUpdateElements};
+  const UpdateRun run{.parameter_type = ElementType::float32,
+                      .gradient_type = ElementType::float32,
+                      .states = StateFormat::float32,
+                      .parameter = update_[0].data(),
+                      .gradient = update_[1].data(),
+                      .master = nullptr,
+                      .momentum = update_[2].data(),
+                      .variance = update_[3].data(),
+                      .count = kUpdateElements};
   const Stopwatch watch;
   in_parts(elements, kUpdateElements, kBlockBytes,
            [&](std::size_t offset, std::size_t size) { adamw_update(step, part_of(run, offset, size)); });

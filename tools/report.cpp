@@ -133,6 +133,10 @@ std::string to_text(const Report& report, Looks looks) {
   std::string text = summary(report);
   text += formatted("%lld parameters, training state %s%s\n", static_cast<long long>(report.parameters),
                     format_bytes(report.state_bytes).c_str(), report.managed ? "" : ", unmanaged");
+  if (report.skipped_steps > 0) {
+    text += formatted("skipped %lld of the steps, whose gradients were not finite\n",
+                      static_cast<long long>(report.skipped_steps));
+  }
   if (report.held_out) {
     text += formatted("held-out loss %.4f nats; unigram entropy of the same %lld bytes %.4f nats; ratio %.3f\n",
                       report.held_out->loss, static_cast<long long>(report.held_out->bytes),
@@ -161,6 +165,7 @@ std::string to_json(const Report& report) {
   run["steps"] = report.steps;
   run["resumed_after"] = report.resumed_after;
   run["planned_steps"] = report.planned_steps;
+  run["skipped_steps"] = report.skipped_steps;
   run["tokens"] = report.tokens;
   run["seconds"] = report.seconds;
   run["tokens_per_second"] = report.tokens_per_second();

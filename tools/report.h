@@ -31,6 +31,7 @@ struct Report {
   std::int64_t steps = 0;          ///< done, by this run and those that it goes on with
   std::int64_t resumed_after = 0;  ///< of these, by runs before
   std::int64_t planned_steps = 0;
+  std::int64_t skipped_steps = 0;  ///< of this run's, as their gradients were not finite
   std::int64_t tokens = 0;
   double seconds = 0;  ///< of all steps
   double stall_seconds = 0;

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "integration/element_types.h"
 #include "integration/program_device.h"
+#include "optimizer/state_format.h"
 
 namespace terrace {
 namespace {
@@ -70,7 +72,7 @@ void Training::build() {
   } else {
     model_ = make();
     model_->to(device_);
-    optimizer_.emplace(parameter_groups(*model_, options), options, state_format(config_.optimizer.states));
+    optimizer_.emplace(parameter_groups(*model_, options), options, config_.optimizer);
   }
   optimizer_->max_gradient_norm(config_.train.max_gradient_norm);
 }
@@ -87,6 +89,7 @@ StepMetrics Training::step() {
   });
   metrics.step = ++steps_done_;
   metrics.gradient_norm = optimizer_->gradient_norm();
+  metrics.skipped_steps = optimizer_->skipped_steps();
   metrics.tokens = config_.train.micro_batch * config_.train.accumulate * config_.model.sequence;
 
   const MemoryUsage now = usage();
@@ -182,8 +185,12 @@ std::int64_t Training::parameters() const {
 }
 
 std::uint64_t Training::state_bytes() const {
-  // fp32: parameter, gradient, two moments. bf16: a half each of the first two, and an fp32 master.
-  return static_cast<std::uint64_t>(parameters()) * 16;
+  const at::ScalarType type = config_.model.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType gradient = gradient_type(type, config_.optimizer.accumulate == "float32");
+  const StateFormat states = state_format(config_.optimizer.states);
+  const std::size_t bytes = c10::elementSize(type) + c10::elementSize(gradient) +
+                            master_bytes(states, element_type(type)) + 2 * bytes_of(moment_type(states));
+  return static_cast<std::uint64_t>(parameters()) * bytes;
 }
 
 }  // namespace terrace

@@ -19,8 +19,8 @@ namespace terrace {
 namespace {
 
 constexpr std::size_t kPage = std::size_t{2} << 20U;
-constexpr std::size_t kPart = 32768;  // elements
-constexpr std::size_t kGroup = 64;    // elements, of which each array is read and written in turn
+constexpr std::size_t kPart = update_part_elements;
+constexpr std::size_t kGroup = 64;  // elements, of which each array is read and written in turn
 
 using Word = std::uint64_t;
 
@@ -76,14 +76,14 @@ TERRACE_FOR_EACH_WIDTH void pass_split_short(Arrays at, std::size_t groups, Word
 
 using Pass = void (*)(Arrays, std::size_t, Word);
 
-Pass pass_of(const AdamWRun& run) {
+Pass pass_of(const UpdateRun& run) {
   const bool short_moments = moment_type(run.states) == ElementType::bfloat16;
   if (run.parameter_type == ElementType::float32) return short_moments ? pass_long_short : pass_long;
   if (run.states == StateFormat::float32) return pass_with_master;
   return short_moments ? pass_split_short : pass_split;
 }
 
-std::array<std::size_t, 5> element_bytes(const AdamWRun& run) {
+std::array<std::size_t, 5> element_bytes(const UpdateRun& run) {
   const std::size_t moment = bytes_of(moment_type(run.states));
   return {bytes_of(run.parameter_type), bytes_of(run.gradient_type), master_bytes(run.states, run.parameter_type),
           moment, moment};
@@ -145,7 +145,7 @@ void UpdateArrays::pass_over(const UpdateThreads& threads) const {
   const Pass pass = pass_of(run_);
   const Word mask = no_bits;
   threads.for_each((run_.count + kPart - 1) / kPart, [&](std::size_t i) {
-    const AdamWRun part = part_of(run_, i * kPart, std::min(kPart, run_.count - i * kPart));
+    const UpdateRun part = part_of(run_, i * kPart, std::min(kPart, run_.count - i * kPart));
     pass({.parameter = static_cast<Word*>(part.parameter),
           .master = static_cast<Word*>(part.master),
           .momentum = static_cast<Word*>(part.momentum),

@@ -18,7 +18,7 @@ class UpdateArrays {
   UpdateArrays(const UpdateArrays&) = delete;
   UpdateArrays& operator=(const UpdateArrays&) = delete;
 
-  const AdamWRun& run() const noexcept { return run_; }
+  const UpdateRun& run() const noexcept { return run_; }
   /// What an update has to read and write.
   std::size_t bytes_per_parameter() const noexcept;
 
@@ -27,7 +27,7 @@ class UpdateArrays {
   void pass_over(const UpdateThreads& threads) const;
 
  private:
-  AdamWRun run_;
+  UpdateRun run_;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -1,7 +1,8 @@
 #pragma once
 
-/// Everything a program that trains with Terrace needs: one session, its optimizer, and blocks.
+/// Everything a program that trains with Terrace needs: one session, its optimizers, and blocks.
 
 #include "integration/adamw.h"
 #include "integration/block.h"
 #include "integration/session.h"
+#include "integration/sgd.h"

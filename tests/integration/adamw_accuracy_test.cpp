@@ -70,9 +70,9 @@ TEST(AdamWStates, of_every_format_teach_a_small_gpt_as_much) {
   options.type = at::kBFloat16;
   options.steps = 60;
   const TrainingResult whole = train_small_gpt(options);
-  options.states = StateFormat::split;
+  options.optimizer.states = "split";
   EXPECT_EQ(train_small_gpt(options).losses, whole.losses);
-  options.states = StateFormat::split_bfloat16;
+  options.optimizer.states = "split_bfloat16";
   const TrainingResult shorter = train_small_gpt(options);
   const auto end_of = [](const TrainingResult& result) {
     return std::accumulate(result.losses.end() - 10, result.losses.end(), 0.0) / 10;

@@ -7,149 +7,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/base/temporary_folder.h"
-#include "tests/integration/small_gpt.h"
+#include "tests/integration/mlp_world.h"
 
 namespace terrace::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using Tensors = std::vector<at::Tensor>;
-using Group = torch::optim::OptimizerParamGroup;
-
-constexpr std::uint64_t chunk_bytes = 16 << 10;
-constexpr std::int64_t width = 60;
-
-/// Three chunks fit the device at a time, so that chunks must move.
-Config tight() {
-  Config config;
-  config.device.memory = 4 << 20;
-  config.device.chunks = 3 * chunk_bytes;
-  config.host.memory = 4 << 20;
-  config.placement.chunk = chunk_bytes;
-  config.log.level = LogLevel::error;
-  return config;
-}
-
-Config tight_on_nvme(const TemporaryFolder& folder) {
-  Config config = tight();
-  config.host.memory = 10 * chunk_bytes;
-  config.timeline.memory = 0;
-  config.nvme.paths = {folder.path()};
-  config.nvme.memory = 4 << 20;
-  const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
-  config.placement.parameters = config.placement.gradients = config.placement.optimizer = on_nvme;
-  return config;
-}
-
-/// Linear layers, each of which fills a chunk with its weight and bias.
-struct Mlp : torch::nn::Module {
-  explicit Mlp(int depth = 6) {
-    for (int i = 0; i < depth; ++i) {
-      add();
-    }
-  }
-  void add() {
-    layers.push_back(register_module("layer" + std::to_string(layers.size()), torch::nn::Linear(width, width)));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x.pow(2).mean();
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-
-at::Tensor batch(at::ScalarType type = at::kFloat) { return torch::randn({8, width}).to(type); }
-
-/// A model, with a session or without one.
-struct World {
-  explicit World(const Config* config = nullptr, at::ScalarType type = at::kFloat) {
-    at::set_num_threads(1);
-    torch::manual_seed(5);
-    if (config != nullptr) {
-      session.emplace(*config);
-    }
-    model = std::make_shared<Mlp>();
-    model->to(type);
-    manage();
-  }
-
-  void manage() {
-    if (session) {
-      session->manage(*model);
-    }
-  }
-  std::unique_ptr<AdamW> adamw(const AdamW::Options& options) {
-    return session ? std::make_unique<AdamW>(*session, options) : std::make_unique<AdamW>(model->parameters(), options);
-  }
-  std::unique_ptr<AdamW> adamw(const AdamW::Groups& groups, const AdamW::Options& options) {
-    return session ? std::make_unique<AdamW>(*session, groups, options) : std::make_unique<AdamW>(groups, options);
-  }
-  /// One step; adds the loss to `results`.
-  void train(torch::optim::Optimizer& optimizer, Tensors& results) {
-    const at::Tensor loss = model->forward(batch(model->layers[0]->weight.scalar_type()));
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    results.push_back(loss.detach().clone());
-  }
-
-  std::optional<Session> session;
-  std::shared_ptr<Mlp> model;
-};
-
-void add_parameters(World& world, Tensors& results) {
-  for (const at::Tensor& parameter : world.model->parameters()) {
-    results.push_back(parameter.detach().clone());
-  }
-}
-
-/// Runs a program without a session and in one of each configuration, and expects the same bits of all that it
-/// returns and of the parameters; the states must have moved where they rest on NVMe.
-void expect_the_bits_of_unmanaged(const std::function<Tensors(World&)>& program, at::ScalarType type = at::kFloat) {
-  World plain(nullptr, type);
-  Tensors expected = program(plain);
-  add_parameters(plain, expected);
-  const TemporaryFolder folder;
-  for (Config config : {tight(), tight_on_nvme(folder)}) {
-    if (type == at::kBFloat16) {
-      config.device.chunks = 2 * chunk_bytes;  // a chunk holds two layers
-    }
-    const bool on_nvme = !config.nvme.paths.empty();
-    SCOPED_TRACE(on_nvme ? "all on NVMe" : "all on the host");
-    Tensors actual;
-    {
-      World managed(&config, type);
-      actual = program(managed);
-      add_parameters(managed, actual);
-      const MemoryUsage usage = managed.session->memory_usage();
-      EXPECT_GT(usage.moved(Link::host_to_device, Kind::parameter), config.device.chunks.value());
-      EXPECT_EQ(usage.moved(Link::nvme_to_host, Kind::momentum) > 0, on_nvme);
-      EXPECT_EQ(usage.moved(Link::host_to_nvme, Kind::variance) > 0, on_nvme);
-      EXPECT_EQ(managed.session->last_error(), nullptr);
-    }
-    ASSERT_EQ(actual.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i << " of " << expected.size();
-    }
-  }
-}
 
 double unit_in_the_last_place(float value) {
   const float magnitude = std::fabs(value);
   return static_cast<double>(std::nextafter(magnitude, std::numeric_limits<float>::infinity())) - magnitude;
-}
-
-template <class Call>
-void expect_logic_error(const std::string& text, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "no error about " << text;
-  } catch (const LogicError& error) {
-    EXPECT_THAT(error.what(), HasSubstr(text));
-  }
 }
 
 AdamW::Options usual() { return AdamW::Options(1e-2).weight_decay(0.1); }
@@ -704,7 +571,7 @@ TEST(AdamW, updates_bf16_parameters_by_an_fp32_master) {
 
 TEST(AdamW, honours_what_the_program_writes_into_bf16_parameters_with_a_split_master_too) {
   at::Tensor parameter = torch::full({64}, 0.3, at::kBFloat16).requires_grad_(true);
-  AdamW optimizer(Tensors{parameter}, AdamW::Options(1e-3), StateFormat::split);
+  AdamW optimizer(Tensors{parameter}, AdamW::Options(1e-3), {.states = "split"});
   for (const double written : {2.0, 0.0, -0.0, 1e-3}) {
     parameter.mutable_grad() = torch::full({64}, 0.1, at::kBFloat16);
     optimizer.step();

@@ -160,7 +160,7 @@ TEST_P(Identity, holds_for_every_combination_of_budgets_tiers_and_chunk_sizes) {
     options.threads = threads;
     auto& by_states = without.at(static_cast<std::size_t>(threads - 1));
     for (std::size_t states = 0; states < state_formats.size(); ++states) {
-      options.states = state_format(state_formats[states]);
+      options.optimizer.states = state_formats[states];
       TrainingResult& expected = by_states[states];
       expected = train_small_gpt(options);
       ASSERT_LT(expected.losses.back(), expected.losses.front())

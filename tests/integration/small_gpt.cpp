@@ -41,7 +41,7 @@ TrainingResult train_small_gpt(const TrainingOptions& options, const std::option
   }
   const auto groups = groups_of(*model);
   auto optimizer = session ? std::make_unique<AdamW>(*session, groups)
-                           : std::make_unique<AdamW>(groups, AdamW::Options(), options.states);
+                           : std::make_unique<AdamW>(groups, AdamW::Options(), options.optimizer);
   optimizer->max_gradient_norm(options.max_gradient_norm);
   auto generator = at::make_generator<at::CPUGeneratorImpl>(11);
   TrainingResult result;

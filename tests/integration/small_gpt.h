@@ -82,9 +82,9 @@ struct TrainingOptions {
   int steps = 20;
   int micro_batches = 2;
   double max_gradient_norm = 0.5;
-  at::Device device = at::kCPU;               ///< where to train without a session
-  int threads = 1;                            ///< tiny ops: several would only wait for each other
-  StateFormat states = StateFormat::float32;  ///< without a session
+  at::Device device = at::kCPU;  ///< where to train without a session
+  int threads = 1;               ///< tiny ops: several would only wait for each other
+  Config::Optimizer optimizer;   ///< without a session
 };
 
 struct TrainingResult {

@@ -75,7 +75,7 @@ struct AdamWState {
     }
   }
 
-  AdamWRun run(const Gradient& g) {
+  UpdateRun run(const Gradient& g) {
     return {.parameter_type = parameter_type,
             .gradient_type = gradient_type,
             .states = states,

@@ -1,0 +1,120 @@
+#include "integration/optimizer.h"
+
+#include <cmath>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "integration/optimizer_backend.h"
+#include "integration/session_state.h"
+
+namespace terrace {
+namespace {
+
+std::vector<at::Tensor> all_parameters(Session& session) {
+  std::vector<at::Tensor> tensors;
+  const auto held = session.state()->lock();
+  session.state()->take_in_replaced();  // some may have been unfrozen
+  for (const ManagedParameter& parameter : session.state()->parameters()) {
+    if (parameter.gradient_chunk) {
+      tensors.push_back(parameter.tensor);
+    }
+  }
+  return tensors;
+}
+
+[[noreturn]] void refuse_archive(std::string_view kind) {
+  throw LogicError(std::string(kind) + "'s archive does not hold the states that a session manages",
+                   "use Session::save");
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const OptimizerKind& kind, Session& session, Defaults defaults)
+    : torch::optim::Optimizer(all_parameters(session), std::move(defaults)),
+      kind_(kind),
+      backend_(make_managed_backend(kind, session, param_groups_, /*joins_all=*/true)) {
+  check_groups();
+}
+
+Optimizer::Optimizer(const OptimizerKind& kind, Session& session, const Groups& groups, Defaults defaults)
+    : torch::optim::Optimizer(groups, std::move(defaults)),
+      kind_(kind),
+      backend_(make_managed_backend(kind, session, param_groups_, /*joins_all=*/false)) {
+  check_groups();
+}
+
+Optimizer::Optimizer(const OptimizerKind& kind, std::vector<at::Tensor> parameters, Defaults defaults,
+                     const Config::Optimizer& config)
+    : torch::optim::Optimizer(std::move(parameters), std::move(defaults)),
+      kind_(kind),
+      backend_(make_ordinary_backend(kind, param_groups_, config)) {
+  check_groups();
+}
+
+Optimizer::Optimizer(const OptimizerKind& kind, const Groups& groups, Defaults defaults,
+                     const Config::Optimizer& config)
+    : torch::optim::Optimizer(groups, std::move(defaults)),
+      kind_(kind),
+      backend_(make_ordinary_backend(kind, param_groups_, config)) {
+  check_groups();
+}
+
+Optimizer::~Optimizer() = default;
+
+void Optimizer::check_groups() const {
+  for (const auto& group : param_groups_) {
+    kind_.rule(group.options(), /*maximize=*/false);
+  }
+}
+
+void Optimizer::max_gradient_norm(double norm) {
+  require_option(norm >= 0, kind_.name, "max_gradient_norm is " + std::to_string(norm) + ", not 0 (off) or more");
+  require_option(norm == 0 || !backend_->updates_in_backward(), kind_.name,
+                 "gradients cannot be clipped where they are used up within backward (update_in_backward)");
+  backend_->max_gradient_norm = norm;
+}
+
+void Optimizer::loss_scale(double factor) {
+  require_option(factor > 0 && std::isfinite(factor), kind_.name,
+                 "the loss scale is " + std::to_string(factor) + ", not a number above 0");
+  backend_->loss_scale = factor;
+}
+
+void Optimizer::maximize(bool on) noexcept { backend_->maximize = on; }
+
+void Optimizer::update_in_backward(bool on) {
+  require_option(!on || backend_->max_gradient_norm == 0, kind_.name,
+                 "parameters cannot be updated within backward where gradients are clipped (max_gradient_norm)");
+  backend_->update_in_backward(on, param_groups_);
+}
+
+std::optional<double> Optimizer::gradient_norm() const { return backend_->gradient_norm(); }
+
+std::optional<GradientNorms> Optimizer::newest_gradient_norms() const { return backend_->report().newest(); }
+
+std::int64_t Optimizer::skipped_steps() const { return backend_->report().skipped(); }
+
+at::Tensor Optimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_graph(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  backend_->step(param_groups_);
+  return loss;
+}
+
+void Optimizer::save(torch::serialize::OutputArchive&) const { refuse_archive(kind_.name); }
+
+void Optimizer::load(torch::serialize::InputArchive&) { refuse_archive(kind_.name); }
+
+void require_option(bool holds, std::string_view kind, const std::string& what) {
+  if (!holds) {
+    throw LogicError(std::string(kind) + ": " + what);
+  }
+}
+
+}  // namespace terrace

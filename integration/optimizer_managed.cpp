@@ -1,0 +1,336 @@
+// An optimizer over managed chunks: copies what the update needs into a job and queues it.
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "integration/optimizer_backend.h"
+#include "integration/optimizer_states.h"
+#include "integration/session_state.h"
+#include "memory/current_op.h"
+#include "optimizer/update.h"
+
+namespace terrace {
+namespace {
+
+/// A gradient until its update has read it. Residency hears of its end at once: dead bytes need not move.
+class HeldGradient {
+ public:
+  HeldGradient(at::Tensor gradient, std::weak_ptr<Gradients> gradients)
+      : gradient_(std::move(gradient)), gradients_(std::move(gradients)) {}
+  ~HeldGradient() {
+    gradient_.reset();
+    if (const std::shared_ptr<Gradients> gradients = gradients_.lock()) {
+      gradients->notice_dead_storages();
+    }
+  }
+  HeldGradient(const HeldGradient&) = delete;
+  HeldGradient& operator=(const HeldGradient&) = delete;
+
+ private:
+  at::Tensor gradient_;
+  const std::weak_ptr<Gradients> gradients_;
+};
+
+class Managed final : public OptimizerBackend {
+ public:
+  Managed(const OptimizerKind& kind, const std::shared_ptr<SessionState>& state, const Optimizer::Groups& groups,
+          bool joins_all)
+      : OptimizerBackend(kind), state_(state), joins_all_(joins_all) {
+    const auto held = state->lock();
+    state->take_in_replaced();
+    for (const auto& group : groups) {
+      for (const at::Tensor& tensor : group.params()) {
+        if (const ManagedParameter* parameter = state->find(tensor)) {
+          require_updatable(*parameter);
+        }
+      }
+    }
+    state->add_optimizer_chunks(keeps_variance(kind_.name));
+    for (const ManagedParameter& parameter : state->parameters()) {
+      joined_.push_back(parameter.gradient_chunk.has_value());  // it is in the groups from the start
+    }
+  }
+
+  ~Managed() override {
+    // What it has learned goes with it: another optimizer begins anew.
+    if (const std::shared_ptr<SessionState> state = state_.lock()) {
+      const auto held = state->lock();
+      for (ManagedParameter& parameter : state->parameters()) {
+        if (parameter.optimizer == this) {
+          parameter.forget_updates();
+        }
+      }
+      watch_backward(*state, nullptr);
+    }
+  }
+  Managed(const Managed&) = delete;
+  Managed& operator=(const Managed&) = delete;
+
+  void step(Optimizer::Groups& groups) override {
+    const std::shared_ptr<SessionState> state = session();
+    const OpScope scope("Optimizer::step");
+    const auto held = state->lock();
+    state->require_not_gathered("step", sets_with_gradients(*state, groups));
+    state->require_whole();
+    if (!updates_in_backward()) {
+      state->updates().finish();  // which decides whether the step before counts
+    }
+    state->gradients().notice_dead_storages();
+    state->take_in_replaced();
+    if (joins_all_) {
+      join_new_parameters(*state, groups);
+    }
+    state->add_optimizer_chunks(keeps_variance(kind_.name));
+
+    UpdateJob job = new_job(*state, groups.size());
+    std::vector<ManagedParameter*> updated;
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      const std::shared_ptr<const UpdateRule> rule = rule_of(groups[group]);
+      const auto& tensors = groups[group].params();
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        if (tensors[i].grad().defined() && tensors[i].numel() != 0) {
+          updated.push_back(&managed(*state, tensors[i], group, i));
+          job.segments.push_back(segment_of(*state, *updated.back(), rule, group));
+        }
+      }
+    }
+    ++steps_;
+    if (updates_in_backward()) {
+      add_to_queue(*state, std::move(job), updated);
+      watch_backward(*state, &groups);
+    } else {
+      ticket_ = state->updates().submit(std::move(job));
+    }
+    for (ManagedParameter* parameter : updated) {
+      parameter->tensor.unsafeGetTensorImpl()->bump_version();
+    }
+    state->end_step();
+  }
+
+  std::optional<double> gradient_norm() const override {
+    const std::shared_ptr<SessionState> state = state_.lock();
+    if (!state) {
+      return std::nullopt;
+    }
+    const OpScope scope("Optimizer::gradient_norm");
+    const auto held = state->lock();
+    return ticket_ ? state->updates().norm(ticket_) : std::nullopt;
+  }
+
+  void update_in_backward(bool on, Optimizer::Groups& groups) override {
+    const std::shared_ptr<SessionState> state = session();
+    const auto held = state->lock();
+    require_option(!on || state->non_finite() == NonFinite::pass, kind_.name,
+                   "parameters cannot be updated within backward where steps may be skipped (optimizer.non_finite)");
+    state->updates().finish();
+    ticket_.reset();
+    groups_ = on ? &groups : nullptr;
+    watch_backward(*state, groups_);
+  }
+
+  bool updates_in_backward() const noexcept override { return groups_ != nullptr; }
+
+ private:
+  /// A set of chunks that is updated within backward.
+  struct WatchedSet {
+    std::vector<std::pair<ManagedParameter*, std::size_t>> members;  ///< with their groups
+    std::size_t complete = 0;                                        ///< that have the gradient of this step
+  };
+
+  std::shared_ptr<SessionState> session() const {
+    std::shared_ptr<SessionState> state = state_.lock();
+    require_option(state != nullptr, kind_.name, "the session of this optimizer has ended");
+    return state;
+  }
+
+  UpdateJob new_job(SessionState& state, std::size_t groups) const {
+    return {.segments = {},
+            .groups = groups,
+            .max_gradient_norm = max_gradient_norm,
+            .loss_scale = loss_scale,
+            .non_finite = state.non_finite(),
+            .step = steps_ + 1,
+            .report = report_};
+  }
+
+  Segment segment_of(SessionState& state, ManagedParameter& parameter, std::shared_ptr<const UpdateRule> rule,
+                     std::size_t group) {
+    take_over(parameter);
+    auto gradient = std::make_shared<const HeldGradient>(state.gradients().for_update(parameter),
+                                                         state.gradients().weak_from_this());
+    return {.chunks = state.chunk_sets()[parameter.chunk_set],
+            .element_offset = parameter.element_offset,
+            .elements = parameter.elements,
+            .rule = std::move(rule),
+            .updates = parameter.updates,
+            .parameter = parameter.name,
+            .group = group,
+            .gradient = std::move(gradient)};
+  }
+
+  /// The queue holds the gradients from now on, nobody else.
+  void add_to_queue(SessionState& state, UpdateJob job, const std::vector<ManagedParameter*>& updated) {
+    state.updates().add(std::move(job));
+    for (ManagedParameter* parameter : updated) {
+      parameter->tensor.mutable_grad().reset();
+    }
+  }
+
+  /// Begins another step's count of the gradients that come in. Without groups nothing is watched any more.
+  void watch_backward(SessionState& state, Optimizer::Groups* groups) {
+    for (ManagedParameter& parameter : state.parameters()) {
+      if (watched_parameters_.contains(&parameter)) {
+        parameter.after_accumulation = nullptr;
+      }
+    }
+    watched_parameters_.clear();
+    watched_.clear();
+    for (std::size_t group = 0; groups != nullptr && group < groups->size(); ++group) {
+      for (const at::Tensor& tensor : (*groups)[group].params()) {
+        ManagedParameter* const parameter = state.find(tensor);
+        if (parameter != nullptr && parameter->gradient_chunk && parameter->elements > 0) {
+          watched_[parameter->chunk_set].members.emplace_back(parameter, group);
+          watched_parameters_.emplace(parameter, false);
+          parameter->after_accumulation = [this, parameter] { note_gradient(*parameter); };
+        }
+      }
+    }
+  }
+
+  /// A backward has added a gradient.
+  void note_gradient(ManagedParameter& parameter) {
+    if (!parameter.tensor.grad().defined()) {
+      return;  // the program's own hook has dropped it
+    }
+    const std::shared_ptr<SessionState> state = session();
+    bool& has_gradient = watched_parameters_.at(&parameter);
+    if (has_gradient) {
+      throw LogicError(std::string(kind_.name) + ": '" + parameter.name +
+                           "' has a second gradient since the last step, and the first is used up",
+                       "call step after each backward, or do without update_in_backward to accumulate gradients");
+    }
+    has_gradient = true;
+    const auto watched = watched_.find(parameter.chunk_set);
+    if (watched == watched_.end() || ++watched->second.complete < watched->second.members.size()) {
+      return;  // `step` updates what has moved to another chunk meanwhile
+    }
+    state->require_not_gathered("update_in_backward", {parameter.chunk_set});
+    const at::NoGradGuard no_grad;
+    UpdateJob job = new_job(*state, groups_->size());
+    std::vector<ManagedParameter*> updated;
+    for (const auto& [member, group] : watched->second.members) {
+      if (member->tensor.grad().defined()) {
+        updated.push_back(member);
+        job.segments.push_back(segment_of(*state, *member, rule_of((*groups_)[group]), group));
+      }
+    }
+    add_to_queue(*state, std::move(job), updated);
+    for (ManagedParameter* const each : updated) {
+      each->tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  ManagedParameter& managed(SessionState& state, const at::Tensor& tensor, std::size_t group, std::size_t i) const {
+    ManagedParameter* parameter = state.find(tensor);
+    const std::string which = "parameter " + std::to_string(i) + " of group " + std::to_string(group);
+    if (parameter == nullptr) {
+      throw LogicError(std::string(kind_.name) + ": " + which + " has a gradient and is not managed by the session",
+                       "call Session::manage on its module");
+    }
+    require_updatable(*parameter);
+    return *parameter;
+  }
+
+  /// The sets of chunks that a step changes.
+  std::set<std::uint32_t> sets_with_gradients(SessionState& state, const Optimizer::Groups& groups) const {
+    std::set<std::uint32_t> sets;
+    const auto add = [&](const ManagedParameter* parameter) {
+      if (parameter != nullptr && parameter->tensor.grad().defined()) {
+        sets.insert(parameter->chunk_set);
+      }
+    };
+    for (const auto& group : groups) {
+      for (const at::Tensor& tensor : group.params()) {
+        add(state.find(tensor));
+      }
+    }
+    if (joins_all_) {
+      for (const ManagedParameter& parameter : state.parameters()) {
+        add(&parameter);
+      }
+    }
+    return sets;
+  }
+
+  /// The states in the parameter's chunks are this optimizer's from now on.
+  void take_over(ManagedParameter& parameter) {
+    if (parameter.optimizer != nullptr && parameter.optimizer != this) {
+      throw LogicError(
+          std::string(kind_.name) + ": '" + parameter.name + "' is updated by another optimizer of the session already",
+          "let optimizers have disjoint parameters, or end the other one first");
+    }
+    if (*parameter.updates > 0 && parameter.updated_by != kind_.name) {
+      throw LogicError(std::string(kind_.name) + ": the checkpoint's states of '" + parameter.name + "' are those of " +
+                           parameter.updated_by,
+                       "go on with " + parameter.updated_by);
+    }
+    parameter.optimizer = this;
+    parameter.updated_by = kind_.name;
+  }
+
+  void require_updatable(const ManagedParameter& parameter) const {
+    const at::ScalarType type = parameter.tensor.scalar_type();
+    if (parameter.gradient_chunk && type != at::kFloat && type != at::kBFloat16) {
+      throw LogicError(std::string(kind_.name) + " updates float32 and bfloat16 parameters; '" + parameter.name +
+                       "' is " + c10::toString(type));
+    }
+    if (!parameter.gradient_chunk && parameter.tensor.grad().defined()) {
+      throw LogicError(std::string(kind_.name) + ": '" + parameter.name + "' has a gradient and does not require one",
+                       "call set_requires_grad(true) on what is to be trained");
+    }
+  }
+
+  /// Parameters that are trained since the last step join the default group, but for those that are in a group already.
+  void join_new_parameters(SessionState& state, Optimizer::Groups& groups) {
+    const auto& parameters = state.parameters();
+    const auto is_in_a_group = [&](const at::Tensor& tensor) {
+      return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+        return std::any_of(group.params().begin(), group.params().end(),
+                           [&](const at::Tensor& member) { return member.is_same(tensor); });
+      });
+    };
+    joined_.resize(parameters.size(), false);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      require_updatable(parameters[i]);
+      if (!joined_[i] && parameters[i].gradient_chunk) {
+        joined_[i] = true;
+        if (!is_in_a_group(parameters[i].tensor)) {
+          groups.at(0).params().push_back(parameters[i].tensor);
+        }
+      }
+    }
+  }
+
+  const std::weak_ptr<SessionState> state_;
+  const bool joins_all_;
+  std::vector<bool> joined_;  ///< which of the session's parameters are in a group
+  UpdateTicket ticket_;
+  // Where parameters are updated within backward.
+  Optimizer::Groups* groups_ = nullptr;  ///< null: they are not
+  std::unordered_map<std::uint32_t, WatchedSet> watched_;
+  std::unordered_map<const ManagedParameter*, bool> watched_parameters_;  ///< whether they have this step's gradient
+};
+
+}  // namespace
+
+std::unique_ptr<OptimizerBackend> make_managed_backend(const OptimizerKind& kind, Session& session,
+                                                       const Optimizer::Groups& groups, bool joins_all) {
+  return std::make_unique<Managed>(kind, session.state(), groups, joins_all);
+}
+
+}  // namespace terrace

@@ -1,0 +1,48 @@
+#include "integration/sgd.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "integration/optimizer_backend.h"
+#include "integration/optimizer_states.h"
+#include "optimizer/sgd.h"
+
+namespace terrace {
+namespace {
+
+std::shared_ptr<const UpdateRule> rule(const torch::optim::OptimizerOptions& group, bool maximize) {
+  const auto& options = options_of<SGD::Options>(group, sgd_name);
+  const auto require = [](bool holds, const std::string& what) { require_option(holds, sgd_name, what); };
+  require(options.lr() >= 0, "the learning rate is " + std::to_string(options.lr()) + ", not 0 or more");
+  require(options.momentum() >= 0, "the momentum is " + std::to_string(options.momentum()) + ", not 0 or more");
+  require(options.weight_decay() >= 0,
+          "the weight decay is " + std::to_string(options.weight_decay()) + ", not 0 or more");
+  require(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0),
+          "Nesterov's momentum needs a momentum above 0 and no dampening");
+  return std::make_shared<SgdRule>(SgdOptions{.learning_rate = options.lr(),
+                                              .momentum = options.momentum(),
+                                              .dampening = options.dampening(),
+                                              .weight_decay = options.weight_decay(),
+                                              .nesterov = options.nesterov(),
+                                              .maximize = maximize});
+}
+
+constexpr OptimizerKind kind{.name = sgd_name, .rule = rule};
+
+auto cloned(SGD::Options options) { return std::make_unique<SGD::Options>(std::move(options)); }
+
+}  // namespace
+
+SGD::SGD(Session& session, Options defaults) : Optimizer(kind, session, cloned(std::move(defaults))) {}
+
+SGD::SGD(Session& session, const Groups& groups, Options defaults)
+    : Optimizer(kind, session, groups, cloned(std::move(defaults))) {}
+
+SGD::SGD(std::vector<at::Tensor> parameters, Options defaults, const Config::Optimizer& config)
+    : Optimizer(kind, std::move(parameters), cloned(std::move(defaults)), config) {}
+
+SGD::SGD(const Groups& groups, Options defaults, const Config::Optimizer& config)
+    : Optimizer(kind, groups, cloned(std::move(defaults)), config) {}
+
+}  // namespace terrace

@@ -1,0 +1,161 @@
+/// A model of a few layers in a session so tight that its chunks move, or without a session, for the tests of
+/// optimizers.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/base/temporary_folder.h"
+#include "tests/integration/small_gpt.h"
+
+namespace terrace::testing {
+
+using Tensors = std::vector<at::Tensor>;
+using Group = torch::optim::OptimizerParamGroup;
+
+inline constexpr std::uint64_t chunk_bytes = 16 << 10;
+inline constexpr std::int64_t width = 60;
+
+/// Three chunks fit the device at a time, so that chunks must move.
+inline Config tight() {
+  Config config;
+  config.device.memory = 4 << 20;
+  config.device.chunks = 3 * chunk_bytes;
+  config.host.memory = 4 << 20;
+  config.placement.chunk = chunk_bytes;
+  config.log.level = LogLevel::error;
+  return config;
+}
+
+inline Config tight_on_nvme(const TemporaryFolder& folder) {
+  Config config = tight();
+  config.host.memory = 10 * chunk_bytes;
+  config.timeline.memory = 0;
+  config.nvme.paths = {folder.path()};
+  config.nvme.memory = 4 << 20;
+  const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
+  config.placement.parameters = config.placement.gradients = config.placement.optimizer = on_nvme;
+  return config;
+}
+
+/// Linear layers, each of which fills a chunk with its weight and bias.
+struct Mlp : torch::nn::Module {
+  explicit Mlp(int depth = 6) {
+    for (int i = 0; i < depth; ++i) {
+      add();
+    }
+  }
+  void add() {
+    layers.push_back(register_module("layer" + std::to_string(layers.size()), torch::nn::Linear(width, width)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) {
+      x = torch::tanh(layer(x));
+    }
+    return x.pow(2).mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+inline at::Tensor batch(at::ScalarType type = at::kFloat) { return torch::randn({8, width}).to(type); }
+
+/// A model, with a session or without one.
+struct World {
+  explicit World(const Config* config = nullptr, at::ScalarType type = at::kFloat, Config::Optimizer unmanaged = {})
+      : without_session(std::move(unmanaged)) {
+    at::set_num_threads(1);
+    torch::manual_seed(5);
+    if (config != nullptr) {
+      session.emplace(*config);
+    }
+    model = std::make_shared<Mlp>();
+    model->to(type);
+    manage();
+  }
+
+  void manage() {
+    if (session) {
+      session->manage(*model);
+    }
+  }
+  std::unique_ptr<AdamW> adamw(const AdamW::Options& options) { return make<AdamW>(options); }
+  std::unique_ptr<AdamW> adamw(const AdamW::Groups& groups, const AdamW::Options& options) {
+    return session ? std::make_unique<AdamW>(*session, groups, options)
+                   : std::make_unique<AdamW>(groups, options, without_session);
+  }
+  template <class Kind>
+  std::unique_ptr<Kind> make(const typename Kind::Options& options) {
+    return session ? std::make_unique<Kind>(*session, options)
+                   : std::make_unique<Kind>(model->parameters(), options, without_session);
+  }
+  /// One step; adds the loss to `results`.
+  void train(torch::optim::Optimizer& optimizer, Tensors& results) {
+    const at::Tensor loss = model->forward(batch(model->layers[0]->weight.scalar_type()));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    results.push_back(loss.detach().clone());
+  }
+
+  std::optional<Session> session;
+  const Config::Optimizer without_session;
+  std::shared_ptr<Mlp> model;
+};
+
+inline void add_parameters(World& world, Tensors& results) {
+  for (const at::Tensor& parameter : world.model->parameters()) {
+    results.push_back(parameter.detach().clone());
+  }
+}
+
+/// Runs a program without a session and in one of each configuration, and expects the same bits of all that it
+/// returns and of the parameters; the states must have moved where they rest on NVMe.
+inline void expect_the_bits_of_unmanaged(const std::function<Tensors(World&)>& program,
+                                         at::ScalarType type = at::kFloat, const Config::Optimizer& optimizer = {}) {
+  World plain(nullptr, type, optimizer);
+  Tensors expected = program(plain);
+  add_parameters(plain, expected);
+  const TemporaryFolder folder;
+  for (Config config : {tight(), tight_on_nvme(folder)}) {
+    config.optimizer = optimizer;
+    if (type == at::kBFloat16) {
+      config.device.chunks = 2 * chunk_bytes;  // a chunk holds two layers
+    }
+    const bool on_nvme = !config.nvme.paths.empty();
+    SCOPED_TRACE(on_nvme ? "all on NVMe" : "all on the host");
+    Tensors actual;
+    {
+      World managed(&config, type);
+      actual = program(managed);
+      add_parameters(managed, actual);
+      const MemoryUsage usage = managed.session->memory_usage();
+      EXPECT_GT(usage.moved(Link::host_to_device, Kind::parameter), config.device.chunks.value());
+      EXPECT_EQ(usage.moved(Link::nvme_to_host, Kind::momentum) > 0, on_nvme);
+      EXPECT_EQ(usage.moved(Link::host_to_nvme, Kind::momentum) > 0, on_nvme);
+      EXPECT_EQ(managed.session->last_error(), nullptr);
+    }
+    ASSERT_EQ(actual.size(), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i << " of " << expected.size();
+    }
+  }
+}
+
+template <class Call>
+void expect_logic_error(const std::string& text, Call&& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error about " << text;
+  } catch (const LogicError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
+  }
+}
+
+}  // namespace terrace::testing
