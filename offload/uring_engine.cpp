@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <liburing.h>
@@ -56,6 +57,16 @@ struct Event {
   Event& operator=(const Event&) = delete;
 
   const int descriptor;
+};
+
+/// True while this lives.
+struct Sleep {
+  explicit Sleep(std::atomic<bool>& flag) : sleeps(flag) { sleeps = true; }
+  ~Sleep() { sleeps = false; }
+  Sleep(const Sleep&) = delete;
+  Sleep& operator=(const Sleep&) = delete;
+
+  std::atomic<bool>& sleeps;
 };
 
 /// Memory that the kernel knows by number.
@@ -184,9 +195,10 @@ class UringQueue : public IoQueue {
   }
 
   void wait(std::vector<IoCompletion>& done) override {
+    const Sleep sleep(sleeps_);
     for (;;) {
       reap();
-      if (!over_.empty() || woken_) {
+      if (woken_.exchange(false) || !over_.empty()) {
         flush();
         break;
       }
@@ -195,7 +207,6 @@ class UringQueue : public IoQueue {
         throw IoError("nvme: waiting for io_uring failed: " + errno_text(error_number));
       }
     }
-    woken_ = false;
     hand_over(done);
   }
 
@@ -207,6 +218,9 @@ class UringQueue : public IoQueue {
   }
 
   void wake() noexcept override {
+    woken_ = true;
+    // In one order with what `wait` does: it looks for `woken_` after it has said that it sleeps.
+    if (!sleeps_) return;
     const std::uint64_t one = 1;
     // It fails only where the counter is full, and then it is not zero, which is all that matters.
     [[maybe_unused]] const ssize_t ignored = ::write(event_.descriptor, &one, sizeof one);
@@ -302,7 +316,7 @@ class UringQueue : public IoQueue {
       io_uring_cqe_seen(&ring_.ring, completed);
       if (about == kWake) {
         std::uint64_t count = 0;
-        if (::read(event_.descriptor, &count, sizeof count) == sizeof count) woken_ = true;
+        [[maybe_unused]] const ssize_t ignored = ::read(event_.descriptor, &count, sizeof count);
         listening_ = false;
       } else if (about != kNothing) {
         --in_kernel_;
@@ -334,7 +348,8 @@ class UringQueue : public IoQueue {
   std::size_t in_kernel_ = 0;                         // entries of transfers in the ring or beyond
   int refusals_ = 0;                                  // in a row
   bool listening_ = false;
-  bool woken_ = false;
+  std::atomic<bool> sleeps_{false};  // or is about to
+  std::atomic<bool> woken_{false};   // since the last `wait`
 };
 
 }  // namespace
