@@ -1,24 +1,29 @@
 #include "offload/link_queue.h"
 
-#include <algorithm>
-
 namespace terrace {
+namespace {
+
+std::size_t index_of(TransferPriority priority) { return static_cast<std::size_t>(priority); }
+
+}  // namespace
 
 void LinkQueue::push(std::shared_ptr<TransferJob> job) {
-  const Turn turn{job->request.priority, job->id};
-  (job->route.second ? staged_ : direct_).emplace(turn, Waiting{std::move(job)});
+  Jobs& jobs = (job->route.second ? staged_ : direct_)[index_of(job->request.priority)];
+  const TransferId id = job->id;
+  jobs.emplace(id, Waiting{std::move(job)});
 }
 
 void LinkQueue::push(TransferBlock block) {
-  passed_on_.emplace(std::tuple(block.job->request.priority, block.job->id, block.index), std::move(block));
+  Blocks& blocks = passed_on_[index_of(block.job->request.priority)];
+  blocks.emplace(std::pair(block.job->id, block.index), std::move(block));
 }
 
 std::optional<TransferBlock> LinkQueue::pop(Staging& staging) {
   using enum TransferPriority;
-  const std::size_t passed_on = passed_on_.size();
+  const std::size_t passed_on = count_passed_on();
   std::optional<TransferBlock> block;
   if (has_turn_of_passed_on()) {
-    block = take_passed_on(passed_on_.begin());
+    block = take_first(*std::ranges::find_if_not(passed_on_, &Blocks::empty));
   } else if (urgent_in_a_row_ == most_urgent_in_a_row) {
     block = pop_between(write_back, write_back, staging);
   }
@@ -36,7 +41,7 @@ std::optional<TransferBlock> LinkQueue::pop_before(TransferPriority priority, St
   if (priority == demand || has_turn_of_passed_on() || (urgent_in_a_row_ == most_urgent_in_a_row && has_write_back())) {
     return std::nullopt;
   }
-  const std::size_t passed_on = passed_on_.size();
+  const std::size_t passed_on = count_passed_on();
   const auto last = static_cast<TransferPriority>(static_cast<std::uint8_t>(priority) - 1);
   std::optional<TransferBlock> block = pop_between(demand, last, staging);
   if (block) {
@@ -45,85 +50,87 @@ std::optional<TransferBlock> LinkQueue::pop_before(TransferPriority priority, St
   return block;
 }
 
+std::size_t LinkQueue::count_passed_on() const {
+  std::size_t count = 0;
+  for (const Blocks& blocks : passed_on_) {
+    count += blocks.size();
+  }
+  return count;
+}
+
 void LinkQueue::note_passing(const TransferBlock& block, std::size_t passed_on_before) {
   const auto one_more = [](std::size_t& count, bool passes) {
     count = passes ? std::min(count + 1, most_urgent_in_a_row) : 0;
   };
   one_more(urgent_in_a_row_, block.job->request.priority < TransferPriority::write_back && has_write_back());
-  one_more(ahead_of_passed_on_, !passed_on_.empty() && passed_on_.size() == passed_on_before);
-}
-
-TransferBlock LinkQueue::take_passed_on(PassedOn::iterator at) {
-  TransferBlock block = std::move(at->second);
-  passed_on_.erase(at);
-  return block;
+  const std::size_t passed_on = count_passed_on();
+  one_more(ahead_of_passed_on_, passed_on > 0 && passed_on == passed_on_before);
 }
 
 bool LinkQueue::has_write_back() const {
-  const auto is_one = [](const auto& waiting, const auto& at) {
-    return at != waiting.end() && std::get<TransferPriority>(at->first) == TransferPriority::write_back;
-  };
-  constexpr Turn first{TransferPriority::write_back, TransferId{}};
-  return is_one(staged_, staged_.lower_bound(first)) || is_one(direct_, direct_.lower_bound(first)) ||
-         is_one(passed_on_, passed_on_.lower_bound({first.first, first.second, 0}));
+  const std::size_t at = index_of(TransferPriority::write_back);
+  return !staged_[at].empty() || !direct_[at].empty() || !passed_on_[at].empty();
 }
 
 std::optional<TransferBlock> LinkQueue::pop_between(TransferPriority first, TransferPriority last, Staging& staging) {
   // After all others, of a queue that has none.
   constexpr Turn never{static_cast<TransferPriority>(transfer_priority_count), TransferId{}};
-  const auto turn_of = [&](const auto& waiting, const auto& at) {
-    if (at == waiting.end() || std::get<0>(at->first) > last) {
-      return never;
+  const auto first_turn = [&](const auto& queues) {
+    for (std::size_t at = index_of(first); at <= index_of(last); ++at) {
+      if (!queues[at].empty()) {
+        return Turn{static_cast<TransferPriority>(at), queues[at].begin()->second.job->id};
+      }
     }
-    return Turn{std::get<0>(at->first), std::get<1>(at->first)};
+    return never;
   };
-  const auto passed_on = passed_on_.lower_bound({first, TransferId{}, 0});
-  const auto direct = direct_.lower_bound({first, TransferId{}});
-  const auto staged = staged_.lower_bound({first, TransferId{}});
-  const Turn passed_on_turn = turn_of(passed_on_, passed_on);
-  const Turn direct_turn = turn_of(direct_, direct);
-  if (turn_of(staged_, staged) < std::min(passed_on_turn, direct_turn)) {
-    TransferJob& job = *staged->second.job;
+  const Turn passed_on = first_turn(passed_on_);
+  const Turn direct = first_turn(direct_);
+  if (const Turn staged = first_turn(staged_); staged < std::min(passed_on, direct)) {
+    Jobs& jobs = staged_[index_of(staged.first)];
+    TransferJob& job = *jobs.begin()->second.job;
     job.error = job.error ? job.error : staging.failure();
     if (job.error) {
-      return take_block(staged_, staged);
+      return take_first(jobs);
     }
     if (std::byte* memory = staging.try_take()) {
-      TransferBlock block = take_block(staged_, staged);
+      TransferBlock block = take_first(jobs);
       block.staging = memory;
       return block;
     }
   }
-  if (passed_on_turn < direct_turn) {
-    return take_passed_on(passed_on);
+  if (passed_on < direct) {
+    return take_first(passed_on_[index_of(passed_on.first)]);
   }
-  if (direct_turn != never) {
-    return take_block(direct_, direct);
+  if (direct != never) {
+    return take_first(direct_[index_of(direct.first)]);
   }
   return std::nullopt;
 }
 
-TransferBlock LinkQueue::take_block(Jobs& jobs, Jobs::iterator at) {
-  Waiting& waiting = at->second;
+TransferBlock LinkQueue::take_first(Jobs& jobs) {
+  Waiting& waiting = jobs.begin()->second;
   TransferBlock block{.job = waiting.job, .index = waiting.next++};
   if (waiting.next == waiting.job->blocks) {
-    jobs.erase(at);
+    jobs.erase(jobs.begin());
   }
   return block;
 }
 
+TransferBlock LinkQueue::take_first(Blocks& blocks) {
+  TransferBlock block = std::move(blocks.begin()->second);
+  blocks.erase(blocks.begin());
+  return block;
+}
+
 void LinkQueue::raise(const std::shared_ptr<TransferJob>& job, TransferPriority from) {
-  for (Jobs* jobs : {&staged_, &direct_}) {
-    if (auto node = jobs->extract(Turn{from, job->id})) {
-      node.key().first = job->request.priority;
-      jobs->insert(std::move(node));
-    }
+  const std::size_t to = index_of(job->request.priority);
+  for (ByPriority<Jobs>* jobs : {&staged_, &direct_}) {
+    (*jobs)[to].insert((*jobs)[index_of(from)].extract(job->id));
   }
-  auto at = passed_on_.lower_bound({from, job->id, 0});
-  while (at != passed_on_.end() && at->second.job == job) {
-    auto node = passed_on_.extract(at++);
-    std::get<TransferPriority>(node.key()) = job->request.priority;
-    passed_on_.insert(std::move(node));
+  Blocks& before = passed_on_[index_of(from)];
+  auto at = before.lower_bound({job->id, 0});
+  while (at != before.end() && at->second.job == job) {
+    passed_on_[to].insert(before.extract(at++));
   }
 }
 

@@ -11,11 +11,12 @@
 /// Not thread-safe: guarded by the board's mutex.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "offload/staging.h"
@@ -38,7 +39,7 @@ class LinkQueue {
   /// The same, of what is more urgent than that.
   std::optional<TransferBlock> pop_before(TransferPriority priority, Staging& staging);
 
-  bool empty() const noexcept { return staged_.empty() && direct_.empty() && passed_on_.empty(); }
+  bool empty() const noexcept { return !has_any(staged_) && !has_any(direct_) && !has_any(passed_on_); }
 
   /// The job's priority was `from`; what waits of it takes its place by the one it has now.
   void raise(const std::shared_ptr<TransferJob>& job, TransferPriority from);
@@ -50,20 +51,27 @@ class LinkQueue {
     std::shared_ptr<TransferJob> job;
     std::size_t next = 0;  ///< the first block that has not left the queue
   };
-  using Jobs = std::map<Turn, Waiting>;
-  using PassedOn = std::map<std::tuple<TransferPriority, TransferId, std::size_t>, TransferBlock>;
+  using Jobs = std::map<TransferId, Waiting>;
+  using Blocks = std::map<std::pair<TransferId, std::size_t>, TransferBlock>;
+  template <class Queue>
+  using ByPriority = std::array<Queue, transfer_priority_count>;
 
+  template <class Queue>
+  static bool has_any(const ByPriority<Queue>& queues) noexcept {
+    return std::ranges::any_of(queues, [](const Queue& queue) { return !queue.empty(); });
+  }
   bool has_write_back() const;
-  bool has_turn_of_passed_on() const { return !passed_on_.empty() && ahead_of_passed_on_ == most_urgent_in_a_row; }
-  TransferBlock take_passed_on(PassedOn::iterator at);
+  bool has_turn_of_passed_on() const { return ahead_of_passed_on_ == most_urgent_in_a_row && has_any(passed_on_); }
+  std::size_t count_passed_on() const;
   void note_passing(const TransferBlock& block, std::size_t passed_on_before);
   /// The most urgent that can start and is of one of these priorities.
   std::optional<TransferBlock> pop_between(TransferPriority first, TransferPriority last, Staging& staging);
-  static TransferBlock take_block(Jobs& jobs, Jobs::iterator at);
+  static TransferBlock take_first(Jobs& jobs);
+  static TransferBlock take_first(Blocks& blocks);
 
-  Jobs staged_;  ///< need staging blocks
-  Jobs direct_;
-  PassedOn passed_on_;                  ///< on their second link
+  ByPriority<Jobs> staged_;  ///< need staging blocks
+  ByPriority<Jobs> direct_;
+  ByPriority<Blocks> passed_on_;        ///< on their second link
   std::size_t urgent_in_a_row_ = 0;     ///< blocks that have passed a write-back since one left
   std::size_t ahead_of_passed_on_ = 0;  ///< blocks that have passed one of `passed_on_` since one left
 };

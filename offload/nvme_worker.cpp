@@ -54,10 +54,14 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       store_(store),
       link_(link),
       most_ready_(most_ready(link, depth)),
-      io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())),
-      ends_(2 * depth),  // room for all that may be answered before they are settled
-      thread_(start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
-                                        [this] { work(); })) {}
+      io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())) {
+  // Room for all that may be answered before they are settled.
+  ends_.reserve(2 * depth);
+  ended_.reserve(2 * depth);
+  passed_on_.reserve(2 * depth);
+  thread_ = start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
+                                      [this] { work(); });
+}
 
 NvmeWorker::~NvmeWorker() {
   if (!unanswered_.empty()) {
@@ -84,16 +88,19 @@ void NvmeWorker::work() {
     const bool came = receive(filled);
     give_up_on_the_unanswered();
     // Where the drive answers faster than checksums are taken, both take turns.
-    if (!answered_.empty() && (!came || answered_.size() > io_->depth())) {
+    if (!answered_.empty() && !came) {
+      settle_some();
+    }
+    while (answered_.size() > io_->depth()) {
       settle_some();
     }
   }
 }
 
 /// Gives the queue what it has room for, or as much of it as goes to the drive at once; where there is room for none,
-/// readies one more.
+/// readies some more.
 NvmeWorker::Filled NvmeWorker::fill() {
-  if (registration_changes()) {
+  if (!dead_ && board_.registration_number() != registration_) {
     if (io_->in_flight() > 0) {
       return Filled::all;  // and nothing more before it has come to rest
     }
@@ -101,47 +108,79 @@ NvmeWorker::Filled NvmeWorker::fill() {
   }
   bool submitted = false;
   for (std::size_t bytes = 0; bytes < bytes_at_once;) {
-    const bool has_room = dead_ || io_->in_flight() < io_->depth();
-    auto first = ready_.end();
-    std::exception_ptr failed;  // that one's transfer
-    std::optional<TransferBlock> block;
+    const std::size_t room = dead_ ? io_->depth() : io_->depth() - io_->in_flight();
+    if (room == 0 && ready_.size() >= most_ready_) {
+      return Filled::all;
+    }
+    if (room == 0 && submitted) {
+      return Filled::in_part;  // the drive hears of that first
+    }
     {
       const TransferBoard::Lock lock = board_.lock();
-      if (has_room && !ready_.empty()) {
-        first = next_ready(lock);
-        failed = first->block.job->error;
-        if (passed_in_a_row_ < LinkQueue::most_urgent_in_a_row) {
-          block = board_.pop_before(first->block.job->request.priority, link_, lock);
-        }
-      } else {
-        if (!has_room && submitted) {
-          return Filled::in_part;  // the drive hears of that first
-        }
-        block = has_room || ready_.size() < most_ready_ ? board_.pop(link_, lock) : std::nullopt;
-        if (!block) {
-          const bool ends = ready_.empty() && moving_.empty() && answered_.empty() && board_.stopping(lock);
-          return ends ? Filled::nothing_will_come : Filled::all;
-        }
+      choose(room, bytes_at_once - bytes, lock);
+      if (chosen_.empty()) {
+        const bool ends = ready_.empty() && moving_.empty() && answered_.empty() && board_.stopping(lock);
+        return ends ? Filled::nothing_will_come : Filled::all;
       }
     }
-    if (block) {
-      bytes += link_ == Link::host_to_nvme ? block->bytes() : 0;
-      first = make_ready(std::move(*block));
-    } else if (failed) {
-      end(ready_, first, end_in_store(*first, failed));
-      continue;
+    while (!chosen_.empty()) {
+      const auto first = chosen_.begin();
+      if (first->error) {
+        end(chosen_, first, end_in_store(*first, first->error));
+        continue;
+      }
+      if (!first->is_ready) {
+        bytes += bytes_to_check(*first);
+        if (!make_ready(first)) {
+          continue;
+        }
+      }
+      if (room == 0) {
+        ready_.splice(ready_.end(), chosen_, first);
+      } else {
+        submit(first);
+        submitted = true;
+      }
     }
-    if (has_room && first != ready_.end()) {
-      submit(first);
-      submitted = true;
-    }
+    report();
   }
   return Filled::in_part;
 }
 
-bool NvmeWorker::registration_changes() {
-  const TransferBoard::Lock lock = board_.lock();
-  return !dead_ && board_.registration_number(lock) != registration_;
+/// What takes time before it is submitted.
+std::size_t NvmeWorker::bytes_to_check(const Moving& moving) const {
+  return link_ == Link::host_to_nvme ? moving.block.bytes() : 0;
+}
+
+/// What is next, in one look at the board: to be submitted, as far as there is room, or to be made ready. It ends with
+/// a block whose transfer has not begun, as nobody knows how long that takes, and where so many bytes are to be
+/// checked: what is chosen is not passed by what comes then.
+void NvmeWorker::choose(std::size_t room, std::size_t bytes, const TransferBoard::Lock& lock) {
+  const std::size_t most = room > 0 ? room : most_ready_ - ready_.size();
+  for (std::size_t chosen_bytes = 0; chosen_.size() < most && chosen_bytes < bytes;) {
+    auto at = room > 0 && !ready_.empty() ? next_ready(lock) : ready_.end();
+    std::optional<TransferBlock> block;
+    if (at == ready_.end()) {
+      block = board_.pop(link_, lock);
+    } else if (passed_in_a_row_ < LinkQueue::most_urgent_in_a_row) {
+      block = board_.pop_before(at->block.job->request.priority, link_, lock);
+    }
+    if (block) {
+      at = take_in(std::move(*block), lock);
+      chosen_bytes += bytes_to_check(*at);
+    } else if (at == ready_.end()) {
+      return;
+    } else {
+      at->error = at->block.job->error;
+    }
+    if (room > 0) {
+      passed_in_a_row_ = at == ready_.begin() ? 0 : passed_in_a_row_ + 1;
+    }
+    chosen_.splice(chosen_.end(), ready_, at);
+    if (!at->is_ready && !at->has_begun) {
+      return;
+    }
+  }
 }
 
 /// The most urgent by now: what was raised since it is ready goes ahead of what was not. But none is passed for ever.
@@ -167,41 +206,55 @@ void NvmeWorker::register_anew() {
   board_.registered(link_, wanted.number);
 }
 
-/// Returns its end where the block is over already.
-NvmeWorker::AllMoving::iterator NvmeWorker::make_ready(TransferBlock block) {
-  const auto at = ready_.insert(ready_.end(), Moving{std::move(block), {}, 0, nullptr});
+/// To what is ready, as its last.
+NvmeWorker::AllMoving::iterator NvmeWorker::take_in(TransferBlock block, const TransferBoard::Lock& lock) {
+  if (spare_.empty()) {
+    spare_.emplace_back();
+  }
+  const auto at = spare_.begin();
+  *at = Moving{.block = std::move(block)};
+  at->has_begun = TransferBoard::has_begun(at->block, lock);
+  ready_.splice(ready_.end(), spare_, at);
+  return at;
+}
+
+/// Of what is chosen. Returns whether there is anything to be submitted; if not, the block is over.
+bool NvmeWorker::make_ready(AllMoving::iterator at) {
   const TransferBlock& its = at->block;
   try {
     if (dead_) {
       std::rethrow_exception(dead_);
     }
-    if (!board_.begin(its)) {
-      end(ready_, at, nullptr);
-      return ready_.end();
+    if (!at->has_begun) {
+      report();  // what has ended does not wait for another's beginning
+      if (!board_.begin(its)) {
+        end(chosen_, at, nullptr);
+        return false;
+      }
     }
     at->operation = link_ == Link::nvme_to_host ? store_.begin_read(its.on_nvme(), its.on_host(), its.bytes())
                                                 : store_.begin_write(its.on_nvme(), its.on_host(), its.bytes());
     at->operation.owner = &*at;
-    return at;
+    at->is_ready = true;
+    return true;
   } catch (...) {
-    end(ready_, at, std::current_exception());
-    return ready_.end();
+    end(chosen_, at, std::current_exception());
+    return false;
   }
 }
 
 void NvmeWorker::submit(AllMoving::iterator at) {
-  passed_in_a_row_ = at == ready_.begin() ? 0 : passed_in_a_row_ + 1;
   try {
     if (dead_) {
       std::rethrow_exception(dead_);
     }
     io_->submit(at->operation);
   } catch (...) {
-    end(ready_, at, end_in_store(*at, std::current_exception()));
+    end(chosen_, at, end_in_store(*at, std::current_exception()));
     return;
   }
   at->since = ticks_;
-  moving_.splice(moving_.end(), ready_, at);
+  moving_.splice(moving_.end(), chosen_, at);
 }
 
 /// Hands the drive what `fill` has gathered, and takes what it has answered; waits for that where nothing else is to be
@@ -242,25 +295,26 @@ bool NvmeWorker::receive(Filled filled) {
 }
 
 void NvmeWorker::settle_some() {
-  if (link_ == Link::host_to_nvme) {
+  if (link_ == Link::nvme_to_host) {
+    settle_reads();
+  } else {
     settle_writes();
-    return;
   }
-  for (std::size_t bytes = 0; !answered_.empty() && (bytes < bytes_at_once || answered_.size() > io_->depth());) {
-    bytes += answered_.front().operation.bytes;
-    settle_read(answered_.begin());
-  }
+  report();
 }
 
-void NvmeWorker::settle_read(AllMoving::iterator at) {
-  const std::exception_ptr error = end_in_store(*at, at->error);
-  if (error || !at->block.job->route.second) {
-    end(answered_, at, error);
-    return;
+void NvmeWorker::settle_reads() {
+  for (std::size_t bytes = 0; !answered_.empty() && bytes < bytes_at_once;) {
+    const auto first = answered_.begin();
+    bytes += first->operation.bytes;
+    std::exception_ptr error = end_in_store(*first, first->error);
+    if (error || !first->block.job->route.second) {
+      end(answered_, first, std::move(error));
+    } else {
+      passed_on_.push_back(std::move(first->block));
+      spare_.splice(spare_.begin(), answered_, first);
+    }
   }
-  TransferBlock next = std::move(at->block);
-  answered_.erase(at);
-  board_.pass_on(std::move(next));
 }
 
 /// All at once: no checksum is to be taken, and records of neighbours cost as much as one.
@@ -276,12 +330,12 @@ void NvmeWorker::settle_writes() {
       ended.error = std::current_exception();
     }
   }
-  for (const auto& [extent, error] : ends_) {
+  for (auto& [extent, error] : ends_) {
     const TransferRequest& request = answered_.front().block.job->request;
     if (error && request.write_failed) {
       request.write_failed(extent, error);
     }
-    end(answered_, answered_.begin(), error);
+    end(answered_, answered_.begin(), std::move(error));
   }
 }
 
@@ -335,10 +389,21 @@ void NvmeWorker::die(const std::exception_ptr& error) {
   }
 }
 
+/// The board hears of it at the next `report`.
 void NvmeWorker::end(AllMoving& list, AllMoving::iterator at, std::exception_ptr error) {
-  TransferBlock block = std::move(at->block);
-  list.erase(at);
-  board_.end(std::move(block), std::move(error));
+  ended_.push_back({std::move(at->block), std::move(error)});
+  spare_.splice(spare_.begin(), list, at);
+}
+
+void NvmeWorker::report() {
+  if (!passed_on_.empty()) {
+    board_.pass_on(passed_on_);
+    passed_on_.clear();
+  }
+  if (!ended_.empty()) {
+    board_.end(ended_);
+    ended_.clear();
+  }
 }
 
 }  // namespace terrace

@@ -8,6 +8,9 @@
 /// more: what would follow fails with that error, and what is with it ends as Unanswered. Nobody knows whether the
 /// kernel still reads or writes that memory, so that the arena, the queue and the store's files are never taken down.
 ///
+/// What it has to do with the board it does for several small blocks at a time, as it does with the queue: otherwise
+/// they would cost more than the drive's own part of them.
+///
 /// Threads: its own, which alone touches the queue; `wake` and `tick` from any.
 #pragma once
 
@@ -52,23 +55,27 @@ class NvmeWorker final : public LinkWorker {
   /// A block on its way. Its address is the operation's owner.
   struct Moving {
     TransferBlock block;
-    IoOperation operation;
-    std::uint64_t since = 0;   ///< the tick at which it was submitted
-    std::exception_ptr error;  ///< of the operation, once that has been answered
+    bool has_begun = false;  ///< its transfer has, by the time the board gave the block
+    bool is_ready = false;   ///< the operation is
+    IoOperation operation{};
+    std::uint64_t since = 0;     ///< the tick at which it was submitted
+    std::exception_ptr error{};  ///< of the operation, once that has been answered; of the transfer, before
   };
   using AllMoving = std::list<Moving>;
   enum class Filled { all, in_part, nothing_will_come };
 
   void work();
   Filled fill();
-  bool registration_changes();
   void register_anew();
+  std::size_t bytes_to_check(const Moving& moving) const;
+  void choose(std::size_t room, std::size_t bytes, const TransferBoard::Lock& lock);
   AllMoving::iterator next_ready(const TransferBoard::Lock& lock);
-  AllMoving::iterator make_ready(TransferBlock block);
+  AllMoving::iterator take_in(TransferBlock block, const TransferBoard::Lock& lock);
+  bool make_ready(AllMoving::iterator at);
   void submit(AllMoving::iterator at);
   bool receive(Filled filled);
   void settle_some();
-  void settle_read(AllMoving::iterator at);
+  void settle_reads();
   void settle_writes();
   void give_up_on_the_unanswered();
   void give_up_on(AllMoving::iterator at, const std::string& why);
@@ -76,6 +83,7 @@ class NvmeWorker final : public LinkWorker {
   /// Tells the store that the operation is over; the error that it comes to, if any.
   std::exception_ptr end_in_store(const Moving& moving, std::exception_ptr error);
   void end(AllMoving& list, AllMoving::iterator at, std::exception_ptr error);
+  void report();
 
   TransferBoard& board_;
   NvmeStore& store_;
@@ -86,6 +94,7 @@ class NvmeWorker final : public LinkWorker {
   std::atomic<std::uint64_t> ticks_{0};
   std::uint64_t last_look_ = 0;   ///< for what is unanswered: the tick of it
   std::condition_variable work_;  ///< in place of a queue that is broken
+  AllMoving chosen_;              ///< what goes on next, in this order
   AllMoving ready_;               ///< for the queue
   AllMoving moving_;              ///< with the queue
   AllMoving answered_;            ///< by it, and not settled
@@ -93,9 +102,12 @@ class NvmeWorker final : public LinkWorker {
   std::vector<NvmeStore::EndOfWrite> ends_;
   std::size_t passed_in_a_row_ = 0;  ///< submissions since the oldest of `ready_` was submitted
   AllMoving unanswered_;
-  bool broken_ = false;      ///< the queue throws
-  std::exception_ptr dead_;  ///< what everything fails with from now on
-  std::thread thread_;       // last: it uses all of the above
+  AllMoving spare_;                       ///< for blocks to come
+  std::vector<TransferBlock> passed_on_;  ///< of which the board has not heard
+  std::vector<EndOfBlock> ended_;         ///< likewise
+  bool broken_ = false;                   ///< the queue throws
+  std::exception_ptr dead_;               ///< what everything fails with from now on
+  std::thread thread_;                    // last: it uses all of the above
 };
 
 }  // namespace terrace

@@ -108,7 +108,7 @@ TransferId TransferBoard::start(TransferRequest request) {
 void TransferBoard::raise(TransferId id, TransferPriority priority) {
   const Lock lock(mutex_);
   const auto found = jobs_.find(static_cast<std::uint64_t>(id));
-  if (found == jobs_.end() || found->second->request.priority <= priority) {
+  if (found == jobs_.end() || found->second->ended_ns != 0 || found->second->request.priority <= priority) {
     return;
   }
   const std::shared_ptr<TransferJob>& job = found->second;
@@ -178,34 +178,52 @@ bool TransferBoard::begin(const TransferBlock& block) {
   return true;
 }
 
-void TransferBoard::pass_on(TransferBlock block) {
-  const Link link = block.job->route.second.value();
+void TransferBoard::pass_on(std::span<TransferBlock> blocks) {
+  const Link link = blocks.front().job->route.second.value();
   {
     const Lock lock(mutex_);
-    queues_[index_of(link)].push(std::move(block));
+    for (TransferBlock& block : blocks) {
+      queues_[index_of(link)].push(std::move(block));
+    }
   }
   wake(link);
 }
 
-void TransferBoard::end(TransferBlock block, std::exception_ptr error) {
-  TransferJob& job = *block.job;
-  bool last = false;
+void TransferBoard::end(std::span<EndOfBlock> ends) {
+  std::array<bool, link_count> has_staging{};
   {
     const Lock lock(mutex_);
-    if (block.staging != nullptr) {
-      staging_of(job.route.first).give_back(block.staging);
+    for (auto& [block, error] : ends) {
+      TransferJob& job = *block.job;
+      if (block.staging != nullptr) {
+        staging_of(job.route.first).give_back(block.staging);
+        has_staging[index_of(job.route.first)] = true;
+      }
+      if (error && !job.error) {
+        job.error = std::move(error);
+      }
+      if (--job.blocks_left > 0) {
+        block.job.reset();  // those of which it is the last keep theirs
+      } else {
+        note_end(job);
+      }
     }
-    if (error && !job.error) {
-      job.error = std::move(error);
+  }
+  for (std::size_t link = 0; link < link_count; ++link) {
+    if (has_staging[link]) {
+      workers_[link]->wake();
     }
-    last = --job.blocks_left == 0;
   }
-  if (block.staging != nullptr) {
-    wake(job.route.first);
+  for (const EndOfBlock& end : ends) {
+    if (end.block.job) {
+      finish(*end.block.job);
+    }
   }
-  if (last) {
-    finish(job);
-  }
+}
+
+void TransferBoard::end(TransferBlock block, std::exception_ptr error) {
+  EndOfBlock end{std::move(block), std::move(error)};
+  this->end({&end, 1});
 }
 
 void TransferBoard::lose(Link link, const std::exception_ptr& error) {
@@ -230,21 +248,19 @@ void TransferBoard::abandon(TransferBlock block, std::exception_ptr error) {
   end(std::move(block), std::move(error));
 }
 
-void TransferBoard::finish(TransferJob& job) {
+void TransferBoard::note_end(TransferJob& job) {
   const TransferRequest& request = job.request;
-  TransferPriority priority;
-  std::int64_t ended_ns = 0;
-  {
-    const Lock lock(mutex_);
-    priority = request.priority;
-    ended_ns = monotonic_ns();
-    if (!job.error && !request.fill) {
-      moved_[index_of(job.route.first)][index_of(request.kind)] += request.bytes;
-      if (job.route.second) {
-        moved_[index_of(*job.route.second)][index_of(request.kind)] += request.bytes;
-      }
+  job.ended_ns = monotonic_ns();
+  if (!job.error && !request.fill) {
+    moved_[index_of(job.route.first)][index_of(request.kind)] += request.bytes;
+    if (job.route.second) {
+      moved_[index_of(*job.route.second)][index_of(request.kind)] += request.bytes;
     }
   }
+}
+
+void TransferBoard::finish(const TransferJob& job) {
+  const TransferRequest& request = job.request;
   if (observer_ != nullptr) {
     observer_->on_transfer({.from = request.from,
                             .to = request.to,
@@ -252,11 +268,11 @@ void TransferBoard::finish(TransferJob& job) {
                             .kind = request.kind,
                             .index = request.index,
                             .bytes = request.bytes,
-                            .priority = priority,
+                            .priority = request.priority,
                             .failed = job.error != nullptr,
                             .queued_ns = job.queued_ns,
                             .started_ns = job.started_ns,
-                            .ended_ns = ended_ns});
+                            .ended_ns = job.ended_ns});
   }
   request.done(job.error);
   const Lock lock(mutex_);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -78,7 +79,7 @@ class TransferBoard {
   };
   std::vector<std::span<std::byte>> staging_memory(Link link);
   Registration registration(Link link, const Lock& lock);
-  std::uint64_t registration_number(const Lock&) const noexcept { return registration_number_; }
+  std::uint64_t registration_number() const noexcept { return registration_number_; }
   /// A link has that registration now, or will never have another.
   void registered(Link link, std::uint64_t number);
 
@@ -91,12 +92,16 @@ class TransferBoard {
     return queues_[index_of(link)].pop_before(priority, staging_of(link));
   }
   bool has_work(Link link, const Lock&) const noexcept { return !queues_[index_of(link)].empty(); }
+  /// The block's transfer has been readied, and has not failed.
+  static bool has_begun(const TransferBlock& block, const Lock&) { return block.job->prepared && !block.job->error; }
   /// Readies the transfer on the first of its blocks; false where the block has nothing to do because its transfer has
   /// failed. Throws what `prepare` throws.
   bool begin(const TransferBlock& block);
-  /// The block waits for its second link.
-  void pass_on(TransferBlock block);
-  /// The block has come to rest, or failed.
+  /// The blocks wait for their second link, which is one for all.
+  void pass_on(std::span<TransferBlock> blocks);
+  void pass_on(TransferBlock block) { pass_on({&block, 1}); }
+  /// The blocks have come to rest, or failed.
+  void end(std::span<EndOfBlock> ends);
   void end(TransferBlock block, std::exception_ptr error);
   /// The link, to or from NVMe, carries nothing more: what would cross it fails with this error.
   void lose(Link link, const std::exception_ptr& error);
@@ -108,7 +113,10 @@ class TransferBoard {
     const bool inwards = link == Link::nvme_to_host || link == Link::host_to_device;
     return inwards ? staging_in_ : staging_out_;
   }
-  void finish(TransferJob& job);
+  /// With the mutex: its last block has come to rest.
+  void note_end(TransferJob& job);
+  /// Tells of it, without.
+  void finish(const TransferJob& job);
   void wake(Link link) { workers_[index_of(link)]->wake(); }
 
   HostArena& arena_;
@@ -125,7 +133,7 @@ class TransferBoard {
   bool stopping_ = false;
 
   std::span<std::byte> registered_part_;
-  std::uint64_t registration_number_ = 0;
+  std::atomic<std::uint64_t> registration_number_{0};           ///< changed with the mutex, as they are
   std::array<std::uint64_t, link_count> registered_numbers_{};  ///< what each link has
   std::condition_variable has_registered_;
 

@@ -31,6 +31,7 @@ struct TransferJob {
   std::size_t block_bytes = 0;
   std::int64_t queued_ns = monotonic_ns();
   std::int64_t started_ns = 0;
+  std::int64_t ended_ns = 0;  ///< when its last block came to rest; nothing of it changes any more
   TransferPlaces places;
   std::size_t blocks = 0;
   std::size_t blocks_left = 0;
@@ -52,6 +53,12 @@ struct TransferBlock {
   std::byte* on_device() const { return job->places.device + index * job->block_bytes; }
   std::byte* on_host() const { return staging != nullptr ? staging : job->places.host.at(index); }
   ExtentId on_nvme() const { return job->places.nvme.at(index); }
+};
+
+/// A block that has come to rest, or failed.
+struct EndOfBlock {
+  TransferBlock block;
+  std::exception_ptr error;
 };
 
 }  // namespace terrace
