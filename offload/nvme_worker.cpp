@@ -70,6 +70,9 @@ NvmeWorker::~NvmeWorker() {
 }
 
 void NvmeWorker::wake() noexcept {
+  if (is_full_) {
+    return;  // it looks at the board, which has what is new by now, after it has said that it is full no more
+  }
   io_->wake();
   work_.notify_one();
 }
@@ -100,6 +103,7 @@ void NvmeWorker::work() {
 /// Gives the queue what it has room for, or as much of it as goes to the drive at once; where there is room for none,
 /// readies some more.
 NvmeWorker::Filled NvmeWorker::fill() {
+  is_full_ = false;
   if (!dead_ && board_.registration_number() != registration_) {
     if (io_->in_flight() > 0) {
       return Filled::all;  // and nothing more before it has come to rest
@@ -110,6 +114,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
   for (std::size_t bytes = 0; bytes < bytes_at_once;) {
     const std::size_t room = dead_ ? io_->depth() : io_->depth() - io_->in_flight();
     if (room == 0 && ready_.size() >= most_ready_) {
+      is_full_ = true;
       return Filled::all;
     }
     if (room == 0 && submitted) {

@@ -92,12 +92,13 @@ class NvmeWorker final : public LinkWorker {
   std::unique_ptr<IoQueue> io_;
   std::uint64_t registration_ = 0;  ///< that the queue has
   std::atomic<std::uint64_t> ticks_{0};
-  std::uint64_t last_look_ = 0;   ///< for what is unanswered: the tick of it
-  std::condition_variable work_;  ///< in place of a queue that is broken
-  AllMoving chosen_;              ///< what goes on next, in this order
-  AllMoving ready_;               ///< for the queue
-  AllMoving moving_;              ///< with the queue
-  AllMoving answered_;            ///< by it, and not settled
+  std::atomic<bool> is_full_{false};  ///< takes nothing from the board before an answer comes
+  std::uint64_t last_look_ = 0;       ///< for what is unanswered: the tick of it
+  std::condition_variable work_;      ///< in place of a queue that is broken
+  AllMoving chosen_;                  ///< what goes on next, in this order
+  AllMoving ready_;                   ///< for the queue
+  AllMoving moving_;                  ///< with the queue
+  AllMoving answered_;                ///< by it, and not settled
   std::vector<IoCompletion> completions_;
   std::vector<NvmeStore::EndOfWrite> ends_;
   std::size_t passed_in_a_row_ = 0;  ///< submissions since the oldest of `ready_` was submitted

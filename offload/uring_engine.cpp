@@ -218,9 +218,9 @@ class UringQueue : public IoQueue {
   }
 
   void wake() noexcept override {
-    woken_ = true;
-    // In one order with what `wait` does: it looks for `woken_` after it has said that it sleeps.
-    if (!sleeps_) return;
+    // In one order with what `wait` does: it looks for `woken_` after it has said that it sleeps. Who was first to set
+    // that tells the kernel, where anybody has to.
+    if (woken_.exchange(true) || !sleeps_) return;
     const std::uint64_t one = 1;
     // It fails only where the counter is full, and then it is not zero, which is all that matters.
     [[maybe_unused]] const ssize_t ignored = ::write(event_.descriptor, &one, sizeof one);
