@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fcntl.h>
+#include <future>
 #include <liburing.h>
 #include <sys/mman.h>
 #include <system_error>
@@ -158,6 +159,32 @@ double BareNvme::seconds(std::uint64_t read_bytes, std::uint64_t written_bytes) 
   const std::uint64_t writes = std::min(ring_->whole_blocks(written_bytes), ring_->writes);
   const Stopwatch watch;
   ring_->run(reads, ring_->reads, writes);
+  return watch.elapsed_seconds();
+}
+
+BareNvmeEachWay::BareNvmeEachWay(const BareNvme::Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes,
+                                 const BareNvme::Options& options) {
+  const std::uint64_t blocks_read = (read_bytes + options.block_bytes - 1) / options.block_bytes;
+  BareNvme::Part written = part;
+  written.offset += blocks_read * options.block_bytes;
+  if (read_bytes > 0) {
+    ways_.push_back({read_bytes, 0, std::make_unique<BareNvme>(part, read_bytes, 0, options)});
+  }
+  if (written_bytes > 0) {
+    ways_.push_back({0, written_bytes, std::make_unique<BareNvme>(written, 0, written_bytes, options)});
+  }
+}
+
+double BareNvmeEachWay::seconds() {
+  const Stopwatch watch;
+  std::vector<std::future<double>> running;
+  for (const Way& way : ways_) {
+    running.push_back(
+        std::async(std::launch::async, [&way] { return way.loop->seconds(way.read_bytes, way.written_bytes); }));
+  }
+  for (std::future<double>& each : running) {
+    each.get();
+  }
   return watch.elapsed_seconds();
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <vector>
 
 namespace terrace {
 
@@ -42,6 +43,28 @@ class BareNvme {
  private:
   struct Ring;
   std::unique_ptr<Ring> ring_;
+};
+
+/// A loop for each way in which bytes are moved, both at once, each in a thread of its own, as the transfer service has
+/// them. Two threads on two cores pay for more than one does in which the ways take turns: they wake and interrupt each
+/// other, share what the cores share, and gather half as many operations at a time. So it is by this, and not by one
+/// loop for both, that the service's processor time is judged. Not thread-safe.
+class BareNvmeEachWay {
+ public:
+  BareNvmeEachWay(const BareNvme::Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes,
+                  const BareNvme::Options& options);
+
+  std::size_t threads() const noexcept { return ways_.size(); }
+  /// All of both. Throws IoError.
+  double seconds();
+
+ private:
+  struct Way {
+    std::uint64_t read_bytes = 0;
+    std::uint64_t written_bytes = 0;
+    std::unique_ptr<BareNvme> loop;
+  };
+  std::vector<Way> ways_;
 };
 
 }  // namespace terrace

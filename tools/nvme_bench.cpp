@@ -28,7 +28,7 @@ namespace terrace {
 namespace {
 
 /// The format; it goes up when a field changes its meaning.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 double processor_seconds() {
   struct rusage usage {};
@@ -95,6 +95,7 @@ struct Case {
   Samples service, engine, bare, bare_with_checksums;
   std::vector<double> fio;  // bytes a second, once a round; empty where there is none
   double depth_share = 0;
+  std::size_t threads_with_checksums = 0;  ///< of the loops with checksums
 
   /// Of the service's rate to the best of the others': sample by sample, or round by round where that is fio.
   Interval share_of_best() const {
@@ -129,10 +130,9 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
                          .checksums = false};
   BareNvme bare(part, result.load.read_bytes, result.load.written_bytes, loop);
   loop.checksums = true;
-  BareNvme bare_with_checksums(part, result.load.read_bytes, result.load.written_bytes, loop);
-  const auto bare_seconds = [&](BareNvme& which) {
-    return [&] { return which.seconds(result.load.read_bytes, result.load.written_bytes); };
-  };
+  // One loop for both ways tells what the drive can do; one each way, what it costs to use it as the service does.
+  BareNvmeEachWay bare_with_checksums(part, result.load.read_bytes, result.load.written_bytes, loop);
+  result.threads_with_checksums = bare_with_checksums.threads();
   std::mt19937_64 order(7);
   Load load(options.busy);
   for (int round = 0; round < options.rounds; ++round) {
@@ -140,9 +140,12 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
     for (int sample = 0; sample < options.samples; ++sample) {
       std::vector<std::function<void()>> turns{
           [&] { result.service.take(bytes, load, [&] { return service.seconds(); }); },
-          [&] { result.bare.take(bytes, load, bare_seconds(bare)); },
+          [&] {
+            result.bare.take(bytes, load,
+                             [&] { return bare.seconds(result.load.read_bytes, result.load.written_bytes); });
+          },
           [&] { result.engine.take(bytes, load, [&] { return engine.seconds(); }); },
-          [&] { result.bare_with_checksums.take(bytes, load, bare_seconds(bare_with_checksums)); }};
+          [&] { result.bare_with_checksums.take(bytes, load, [&] { return bare_with_checksums.seconds(); }); }};
       if (sample == with_fio) {
         turns.emplace_back([&] {
           if (const auto rate = fio_bytes_per_second(service, result.load)) result.fio.push_back(*rate);
@@ -178,6 +181,7 @@ nlohmann::ordered_json to_json(const Case& each) {
   if (!each.fio.empty()) json["gb_per_second"]["fio"] = 1e-9 * median_of(each.fio);
   json["share_of_best"] = interval_json(each.share_of_best());
   json["depth_share"] = each.depth_share;
+  json["bare_with_checksums_threads"] = each.threads_with_checksums;
   json["cpu_seconds_per_gb"] = {{"service", median_of(each.service.processor_seconds)},
                                 {"engine", median_of(each.engine.processor_seconds)},
                                 {"bare", median_of(each.bare.processor_seconds)},

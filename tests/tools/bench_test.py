@@ -66,6 +66,7 @@ class BenchTest(unittest.TestCase):
             self.assertTrue(case["read_gb_per_second"] + case["write_gb_per_second"] > 0)
             self.assertLessEqual({"service", "engine", "bare", "bare_with_checksums"}, set(case["gb_per_second"]))
             self.assertTrue(0 < case["depth_share"] <= 1.01, case)
+            self.assertEqual(case["bare_with_checksums_threads"], 2 if case["name"].startswith("mixed") else 1)
 
     def test_adam_reports_each_format_beside_its_roofline(self):
         result = bench("--parameters", "64Ki", "--parameters", "1000", "--rounds", "1", "--json", what="adam")
