@@ -22,7 +22,7 @@ namespace {
 [[noreturn]] void fail(const std::filesystem::path& folder, const std::string& what, int error_number) {
   throw IoError("bench: " + what + " in " + folder.string() +
                     " failed: " + std::error_code(error_number, std::generic_category()).message(),
-                "give --nvme a folder of a file system with O_DIRECT and enough free space");
+                "give it a folder of a file system with O_DIRECT and enough free space");
 }
 
 }  // namespace
@@ -42,6 +42,7 @@ struct BareNvme::Ring {
     void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail(folder, "mapping buffers", errno);
     memory = static_cast<std::byte*>(mapped);
+    madvise(mapped, bytes, MADV_HUGEPAGE);  // as the service's is: for the drive a block is of few pieces then
     fill_with_random_bytes({memory, bytes});
     file = open(folder.c_str(), flags | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
     const int result = file < 0 ? -errno : io_uring_queue_init(2 * depth, &ring, 0);
@@ -64,7 +65,11 @@ struct BareNvme::Ring {
     munmap(memory, memory_bytes());
   }
 
-  std::size_t memory_bytes() const { return (own_memory ? reads + writes : 2 * depth) * block_bytes; }
+  std::size_t memory_bytes() const {
+    constexpr std::size_t page = std::size_t{2} << 20U;
+    const std::size_t bytes = (own_memory ? reads + writes : 2 * depth) * block_bytes;
+    return (bytes + page - 1) / page * page;
+  }
   std::byte* buffer(unsigned slot, std::uint64_t block) const {
     return memory + (own_memory ? block : slot) * block_bytes;
   }
