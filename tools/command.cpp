@@ -25,6 +25,7 @@
 #include "tools/link_bench.h"
 #include "tools/nvme_bench.h"
 #include "tools/train.h"
+#include "tools/update_bench.h"
 #include "tools/version.h"
 
 namespace terrace {
@@ -269,6 +270,43 @@ CLI::App* add_bench_step(CLI::App& bench, BenchStepOptions& options) {
   return step;
 }
 
+constexpr const char* kBenchUpdateFooter =
+    "Of a model whose optimizer states rest on NVMe: the update alone against the larger of the times that the drive\n"
+    "and memory take for the same bytes, and how much of it is hidden behind computation that is only waited for.\n"
+    "Each figure is the median of pairs that take turns, with its 95% interval.\n"
+    "Examples:\n"
+    "  terrace bench update --path /data/terrace                            (a quarter of an hour)\n"
+    "  terrace bench update --path /data/terrace --pairs 5 --case fp32-float32 --json   (a first look)\n"
+    "\nExit codes: 0 done, whatever the verdicts, 1 internal error, 2 bad usage, 3 too little memory,\n"
+    "4 I/O failed, 5 data corrupt, 130 interrupted (after printing what was measured).";
+
+CLI::App* add_bench_update(CLI::App& bench, BenchUpdateOptions& options) {
+  CLI::App* update = bench.add_subcommand("update", "Time updates of a model whose optimizer states rest on NVMe");
+  update->add_option("--path", options.folder, "Folder on the drive that is to hold the states")
+      ->type_name("FOLDER")
+      ->required()
+      ->check(folder_name());
+  std::string names;
+  for (const std::string& name : bench_update_cases()) names += (names.empty() ? "" : ", ") + name;
+  update
+      ->add_option("--case", options.cases,
+                   "Parameters and states; may be given several times. All, unless given: " + names)
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  update->add_option("--layers", options.layers, "Of the model, each of 3.2M parameters")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(at_least(bench_update_fewest_layers));
+  update
+      ->add_option("--pairs", options.pairs, "Pairs of samples; from 30 on doubled while a verdict is open, up to 120")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(at_least(1));
+  update->add_flag("--json", options.json, "Report as JSON");
+  update->footer(kBenchUpdateFooter);
+  return update;
+}
+
 constexpr const char* kInspectFooter =
     "Tells the tiers that a run would make and what works otherwise than it should, without making them: beside a run\n"
     "that trains, too. Rates that --probe measured are kept and shown again, with their date.\n"
@@ -313,6 +351,8 @@ ExitCode run(int argc, char** argv) {
   const CLI::App* nvme = add_bench_nvme(*bench, nvme_arguments);
   BenchAdamArguments adam_arguments;
   const CLI::App* adam = add_bench_adam(*bench, adam_arguments);
+  BenchUpdateOptions update_options;
+  const CLI::App* update = add_bench_update(*bench, update_options);
   InspectArguments inspect_arguments;
   const CLI::App* inspect = add_inspect(app, inspect_arguments);
   try {
@@ -326,6 +366,7 @@ ExitCode run(int argc, char** argv) {
                                     : link->parsed()    ? "see terrace bench link --help"
                                     : nvme->parsed()    ? "see terrace bench nvme --help"
                                     : adam->parsed()    ? "see terrace bench adam --help"
+                                    : update->parsed()  ? "see terrace bench update --help"
                                     : bench->parsed()   ? "see terrace bench step --help"
                                                         : "see terrace --help");
   }
@@ -342,6 +383,7 @@ ExitCode run(int argc, char** argv) {
     run_bench_adam(adam_arguments);
     return ExitCode::done;
   }
+  if (update->parsed()) return bench_update(update_options) ? ExitCode::done : ExitCode::interrupted;
   if (step->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;
   return run_train(arguments);
 }

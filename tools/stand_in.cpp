@@ -17,10 +17,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr double kForwardShare = 1.0 / 3;  // backward computes twice as much
+constexpr double kForwardShare = StandIn::forward_share;
 constexpr float kGradient = 1e-3F;
 
-float first_element(const at::Tensor& weight) { return *weight.const_data_ptr<float>(); }
+float first_element(const at::Tensor& weight) {
+  return weight.scalar_type() == at::kBFloat16 ? static_cast<float>(*weight.const_data_ptr<at::BFloat16>())
+                                               : *weight.const_data_ptr<float>();
+}
 
 void compute(double seconds) { EmulatedComputation::of_this_process().queue(seconds); }
 
@@ -32,20 +35,21 @@ at::Tensor forward_kernel(const at::Tensor& x, at::TensorList weights, double se
   return at::full({1}, sum, x.options());
 }
 
-/// A gradient for each of `shapes`, which share no memory; lasts `seconds` on the device.
+/// A gradient of that type for each of `sizes`, which share no memory; lasts `seconds` on the device.
 std::vector<at::Tensor> backward_kernel(const at::Tensor& gradient, at::TensorList weights, at::IntArrayRef sizes,
-                                        double seconds) {
+                                        at::ScalarType type, double seconds) {
   volatile float read = 0;
   for (const at::Tensor& weight : weights) read = read + first_element(weight);
   std::vector<at::Tensor> results;
-  for (const std::int64_t size : sizes) results.push_back(at::full({size}, kGradient, gradient.options()));
+  for (const std::int64_t size : sizes) results.push_back(at::full({size}, kGradient, gradient.options().dtype(type)));
   compute(seconds);
   return results;
 }
 
 TORCH_LIBRARY(terrace_bench, library) {
   library.def("stand_in(Tensor x, Tensor[] weights, float seconds) -> Tensor");
-  library.def("stand_in_backward(Tensor gradient, Tensor[] weights, int[] sizes, float seconds) -> Tensor[]");
+  library.def(
+      "stand_in_backward(Tensor gradient, Tensor[] weights, int[] sizes, ScalarType type, float seconds) -> Tensor[]");
 }
 
 TORCH_LIBRARY_IMPL(terrace_bench, CPU, library) {
@@ -62,13 +66,13 @@ at::Tensor call_forward(const at::Tensor& x, at::TensorList weights, double seco
 }
 
 std::vector<at::Tensor> call_backward(const at::Tensor& gradient, at::TensorList weights, at::IntArrayRef sizes,
-                                      double seconds) {
+                                      at::ScalarType type, double seconds) {
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("terrace_bench::stand_in_backward", "")
-          .typed<std::vector<at::Tensor>(const at::Tensor&, at::TensorList, at::IntArrayRef, double)>();
+          .typed<std::vector<at::Tensor>(const at::Tensor&, at::TensorList, at::IntArrayRef, at::ScalarType, double)>();
   const at::AutoDispatchBelowADInplaceOrView below;
-  return op.call(gradient, weights, sizes, seconds);
+  return op.call(gradient, weights, sizes, type, seconds);
 }
 
 struct Function : torch::autograd::Function<Function> {
@@ -86,8 +90,8 @@ struct Function : torch::autograd::Function<Function> {
     for (const at::Tensor& weight : weights) sizes.push_back(weight.numel());
     const at::TensorList read =
         context->saved_data["backward_reads"].toBool() ? at::TensorList(weights) : at::TensorList();
-    const auto made =
-        call_backward(gradients[0], read, sizes, context->saved_data["seconds"].toDouble() * (1 - kForwardShare));
+    const auto made = call_backward(gradients[0], read, sizes, weights[0].scalar_type(),
+                                    context->saved_data["seconds"].toDouble() * (1 - kForwardShare));
     variable_list results{gradients[0]};
     for (std::size_t i = 0; i < made.size(); ++i) results.push_back(made[i].view(weights[i].sizes()));
     results.resize(made.size() + 3);  // seconds and backward_reads have none

@@ -3,7 +3,8 @@
 /// the cores free. As on a GPU, the program runs ahead of them.
 ///
 /// Its ops are registered with LibTorch like any other, so that whoever intercepts ops, gradients and allocations sees
-/// what a real model would show. Forward reads a byte of every operand, backward makes the gradients.
+/// what a real model would show. Forward reads a byte of every operand, backward makes the gradients. Parameters are
+/// fp32 or bf16.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +30,13 @@ std::vector<RecordedUse> record_uses(const GptOptions& options);
 
 class StandIn {
  public:
+  /// Of the computation: backward computes twice as much.
+  static constexpr double forward_share = 1.0 / 3;
+
   /// `model` has the options that `uses` was recorded with.
   StandIn(Gpt model, std::vector<RecordedUse> uses);
 
-  /// How long forward and backward together take the device; a third and two thirds of it.
+  /// How long forward and backward together take the device: `forward_share` of it, and the rest.
   void set_compute_seconds(double seconds) { compute_seconds_ = seconds; }
 
   /// The sum of what was read: depends on the parameters alone. The device may not have come to it yet.

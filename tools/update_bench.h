@@ -1,0 +1,31 @@
+/// `terrace bench update`: the update of a model whose states rest on NVMe, alone and behind computation.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/bench.h"
+
+namespace terrace {
+
+/// With fewer the host would have room for much of the states.
+inline constexpr std::int64_t bench_update_fewest_layers = 8;
+
+struct BenchUpdateOptions {
+  std::filesystem::path folder;    ///< where the store goes
+  std::vector<std::string> cases;  ///< by name; none: all
+  std::int64_t layers = 24;        ///< of the model, each of 3.2M parameters
+  int pairs = pairs_of_a_figure;   ///< doubled while a verdict is open, but for a first look
+  bool json = false;
+};
+
+/// The names of all cases, in their order.
+std::vector<std::string> bench_update_cases();
+
+/// Prints what it measures. False if it was interrupted; what was measured by then is printed. Throws ConfigError for
+/// an unknown case, OutOfMemory or IoError where memory or the drive has no room for the model.
+bool bench_update(const BenchUpdateOptions& options);
+
+}  // namespace terrace

@@ -1,0 +1,357 @@
+#include "tools/update_case.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory_info.h"
+#include "base/units.h"
+#include "integration/adamw.h"
+#include "integration/background_updates.h"
+#include "integration/memory_plan.h"
+#include "integration/rates.h"
+#include "integration/session.h"
+#include "offload/emulated_computation.h"
+#include "offload/emulated_device.h"
+#include "optimizer/update_threads.h"
+#include "tools/bare_nvme.h"
+#include "tools/bench_case.h"
+#include "tools/bench_session.h"
+#include "tools/stand_in.h"
+#include "tools/update_arrays.h"
+
+namespace terrace {
+namespace {
+
+constexpr double kMiB = 1024.0 * 1024.0;
+constexpr double kDeviceBytes = 64 * kMiB;
+/// What the host has room for beside parameters and gradients: states on their way.
+constexpr double kHostRoom = 64 * kMiB;
+constexpr double kSlack = 1.02;  // that chunks round up
+constexpr int kTimed = 2;        // updates, or steps, of a sample
+constexpr int kCalibrations = 3;
+constexpr std::size_t kRecent = 5;  // updates, of which the median says how long computation is to be
+constexpr std::int64_t kQuietNs = 20'000'000;
+
+GptOptions model_options(const UpdateSetting& setting) {
+  return {.layers = setting.layers, .heads = 8, .width = 512, .sequence = 64};
+}
+
+Gpt make_model(const UpdateSetting& setting) {
+  Gpt model(model_options(setting));
+  if (setting.type == ElementType::bfloat16) model->to(at::kBFloat16);
+  return model;
+}
+
+std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }
+
+double state_bytes(const UpdateSetting& setting) {
+  const StateFormat format = state_format(setting.states);
+  return static_cast<double>(master_bytes(format, setting.type) + 2 * bytes_of(moment_type(format)));
+}
+
+Config config_of(const UpdateSetting& setting, double elements) {
+  const double parameters = static_cast<double>(bytes_of(setting.type)) * elements;
+  const double states = state_bytes(setting) * elements;
+  Config config;
+  config.device.kind = "emulated";
+  config.device.memory = whole(kDeviceBytes);
+  config.host.memory = whole(2 * parameters * kSlack + kHostRoom);
+  config.nvme.paths = {setting.folder};
+  config.nvme.memory = whole(states * kSlack + 64 * kMiB);
+  config.placement.parameters = Config::Shares{.host = 1};
+  config.placement.gradients = Config::Shares{.host = 1};
+  config.placement.optimizer = Config::Shares{.nvme = 1};
+  config.placement.activations = "keep";
+  config.optimizer.states = setting.states;
+  config.log.level = LogLevel::warning;
+  config.validate();
+  return config;
+}
+
+/// As the session has it.
+MemoryPlan plan_of(const Config& config) {
+  return plan_memory(config, *config.device.memory, EmulatedDevice(1).slot_bytes(1), available_memory_bytes(),
+                     RatesFile().load());
+}
+
+void require_memory(const Config& config, double arrays) {
+  const auto needed = static_cast<double>(*config.host.memory + *config.device.memory) + arrays;
+  const std::uint64_t available = available_memory_bytes();
+  if (needed <= static_cast<double>(available)) return;
+  throw OutOfMemory("bench: the model and the arrays that it is compared with take " + format_bytes(whole(needed)) +
+                        ", and " + format_bytes(available) + " of memory are available",
+                    "lower --layers");
+}
+
+/// A managed stand-in whose states rest on NVMe.
+class Model {
+ public:
+  Model(const UpdateSetting& setting, const Config& config, std::vector<RecordedUse> uses) : session_(config) {
+    with_typed_errors(session_, [&] {
+      Gpt model = session_.construct([&] { return make_model(setting); });
+      session_.manage(*model);
+      parameters_ = model->parameters();
+      // A learning rate of 0 leaves parameters, and so what forward returns, as they are; the update costs the same.
+      optimizer_.emplace(session_, torch::optim::AdamWOptions(0.0));
+      stand_in_.emplace(model, std::move(uses));
+      require_gradients();
+      update();
+      update();
+      session_.synchronize();
+    });
+  }
+
+  /// Of one update, from `step()` to its end, where one follows the other.
+  double update_seconds() {
+    return with_typed_errors(session_, [&] {
+      settle();
+      require_gradients();
+      update();
+      const MemoryUsage before = session_.memory_usage();
+      const Stopwatch watch;
+      for (int i = 0; i < kTimed; ++i) update();
+      const double seconds = watch.elapsed_seconds() / kTimed;
+      traffic_.add(before, session_.memory_usage(), kTimed);
+      settle();
+      return seconds;
+    });
+  }
+
+  /// Of a step that computes for so long in forward alone, and whose gradients are there already.
+  double forward_seconds(double compute_seconds, bool with_update) {
+    return steps_seconds(compute_seconds / StandIn::forward_share, [&] {
+      forward();
+      wait_for_device();  // gradients are there no sooner
+      std::vector<at::Tensor> gradients;
+      if (!with_update) gradients = take_gradients();
+      optimizer_->step();
+      for (std::size_t i = 0; i < gradients.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
+    });
+  }
+
+  /// Of a step that computes for so long in forward and backward.
+  double step_seconds(double compute_seconds, bool with_update) {
+    return steps_seconds(compute_seconds, [&] {
+      forward().backward();
+      if (!with_update) optimizer_->zero_grad();
+      optimizer_->step();
+      optimizer_->zero_grad();
+    });
+  }
+
+  double elements() const { return static_cast<double>(stand_in_->elements()); }
+  const StepTraffic& traffic() const { return traffic_; }
+  void forget_traffic() { traffic_ = {}; }
+
+ private:
+  template <class Step>
+  double steps_seconds(double compute_seconds, Step&& step) {
+    return with_typed_errors(session_, [&] {
+      settle();
+      require_gradients();
+      stand_in_->set_compute_seconds(compute_seconds);
+      step();
+      wait_for_device();
+      const Stopwatch watch;
+      for (int i = 0; i < kTimed; ++i) {
+        step();
+        wait_for_device();  // as whoever reads the loss does
+      }
+      const double seconds = watch.elapsed_seconds() / kTimed;
+      settle();
+      return seconds;
+    });
+  }
+
+  void update() {
+    optimizer_->step();
+    session_.synchronize();
+  }
+
+  at::Tensor forward() {
+    at::Tensor loss = stand_in_->forward();
+    const auto value = loss.item<float>();
+    if (loss_ && *loss_ != value) {
+      throw LogicError("bench: the sum over the parameters changed from " + std::to_string(*loss_) + " to " +
+                       std::to_string(value) + ", and nothing has changed them");
+    }
+    loss_ = value;
+    return loss;
+  }
+
+  static void wait_for_device() { EmulatedComputation::of_this_process().wait(); }
+
+  void require_gradients() {
+    if (parameters_.front().grad().defined()) return;
+    stand_in_->set_compute_seconds(0);
+    forward().backward();
+  }
+
+  /// They go on living: what is put back is where it was.
+  std::vector<at::Tensor> take_gradients() {
+    std::vector<at::Tensor> gradients;
+    for (at::Tensor& parameter : parameters_) gradients.push_back(std::exchange(parameter.mutable_grad(), {}));
+    return gradients;
+  }
+
+  /// Until nothing moves any more: what is done ahead of the next update would count as another side's time.
+  void settle() {
+    session_.synchronize();
+    std::uint64_t before = ~std::uint64_t{0};
+    for (std::uint64_t moved = moved_bytes(); moved != before; moved = moved_bytes()) {
+      before = moved;
+      sleep_until(monotonic_ns() + kQuietNs);
+    }
+  }
+
+  std::uint64_t moved_bytes() const {
+    const MemoryUsage usage = session_.memory_usage();
+    std::uint64_t moved = 0;
+    for (const Link link : all_links) moved += usage.moved(link);
+    return moved;
+  }
+
+  Session session_;
+  std::vector<at::Tensor> parameters_;
+  std::optional<AdamW> optimizer_;
+  std::optional<StandIn> stand_in_;
+  std::optional<float> loss_;
+  StepTraffic traffic_;
+};
+
+/// The latest times of the update alone.
+class Updates {
+ public:
+  explicit Updates(Model& model) : model_(model) {}
+
+  double measure() {
+    all_.push_back(model_.update_seconds());
+    return all_.back();
+  }
+  double recent() const {
+    const std::size_t count = std::min(kRecent, all_.size());
+    return median_of({all_.end() - static_cast<std::ptrdiff_t>(count), all_.end()});
+  }
+
+ private:
+  Model& model_;
+  std::vector<double> all_;
+};
+
+/// `step(compute_seconds, with_update)` takes a step.
+template <class Step>
+HiddenUpdate measure_hidden(Updates& updates, const PairOptions& options, Step&& step) {
+  std::vector<double> with_update;
+  std::vector<double> without;
+  std::vector<double> shares;
+  double compute = 0;
+  const Comparison exposed = compare_in_pairs(
+      options,
+      [&] {
+        compute = update_compute_share * updates.recent();
+        const bool with_first = with_update.size() % 4 < 2;
+        if (with_first) with_update.push_back(step(compute, true));
+        without.push_back(step(compute, false));
+        if (!with_first) with_update.push_back(step(compute, true));
+        return with_update.back() - without.back();
+      },
+      [&] { return updates.measure(); });
+  HiddenUpdate result;
+  result.pairs = exposed.ratios.size();
+  if (result.pairs == 0) return result;
+  result.with_seconds = median_of(with_update);
+  result.without_seconds = median_of(without);
+  result.compute_over_update = compute / updates.recent();
+  result.hidden = {.low = 1 - exposed.ratio.high, .median = 1 - exposed.ratio.median, .high = 1 - exposed.ratio.low};
+  result.verdict = exposed.verdict;
+  return result;
+}
+
+/// Against the floors, each a loop of its own that knows nothing of chunks and sessions.
+void measure_fraction(Updates& updates, BareNvme& drive, const UpdateArrays& arrays, const UpdateThreads& threads,
+                      PairOptions options, UpdateCase& result) {
+  std::vector<double> nvme;
+  std::vector<double> dram;
+  std::vector<double> seconds;
+  options.target = Target{Target::Sense::at_least, update_fraction_target};
+  const Comparison comparison = compare_in_pairs(
+      options,
+      [&] {
+        nvme.push_back(drive.seconds(whole(result.read_bytes), whole(result.written_bytes)));
+        const Stopwatch watch;
+        arrays.pass_over(threads);
+        dram.push_back(watch.elapsed_seconds());
+        return std::max(nvme.back(), dram.back());
+      },
+      [&] {
+        seconds.push_back(updates.measure());
+        return seconds.back();
+      });
+  result.pairs = comparison.ratios.size();
+  if (result.pairs == 0) return;
+  result.seconds = median_of(seconds);
+  result.nvme_floor_seconds = median_of(nvme);
+  result.dram_floor_seconds = median_of(dram);
+  result.fraction = comparison.ratio;
+  result.verdict = comparison.verdict;
+}
+
+}  // namespace
+
+double most_hidden_behind_step(double compute_over_update) noexcept {
+  return std::min(1.0, StandIn::forward_share * compute_over_update);
+}
+
+UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& options) {
+  const ThreadsOfLibTorch one_thread(1);
+  std::vector<RecordedUse> uses = record_uses(model_options(setting));
+  double elements = 0;
+  for (const at::Tensor& parameter : Gpt(model_options(setting))->parameters()) {
+    elements += static_cast<double>(parameter.numel());
+  }
+  const Config config = config_of(setting, elements);
+  const MemoryPlan plan = plan_of(config);
+  UpdateCase result;
+  result.setting = setting;
+  result.parameters = whole(elements);
+  result.state_bytes = whole(state_bytes(setting) * elements);
+  result.host_bytes = *config.host.memory;
+  result.block_bytes = plan.granule_bytes;
+  result.depth = plan.nvme_depth;
+  result.threads = update_thread_count();
+  const auto arrays_bytes =
+      static_cast<double>(2 * bytes_of(setting.type)) * elements + state_bytes(setting) * elements;
+  require_memory(config, arrays_bytes);
+
+  Model model(setting, config, std::move(uses));
+  Updates updates(model);
+  for (int i = 0; i < kCalibrations; ++i) {
+    if (i == 1) model.forget_traffic();
+    updates.measure();
+  }
+  // What is moved more than once is the session's own doing.
+  result.read_bytes = std::min(model.traffic().moved(Link::nvme_to_host), static_cast<double>(result.state_bytes));
+  result.written_bytes = std::min(model.traffic().moved(Link::host_to_nvme), static_cast<double>(result.state_bytes));
+  const UpdateThreads threads(result.threads);
+  const UpdateArrays arrays(setting.type, state_format(setting.states), result.parameters);
+  BareNvme drive(setting.folder, whole(std::max(result.read_bytes, result.written_bytes)),
+                 {.block_bytes = result.block_bytes, .depth = static_cast<unsigned>(result.depth)});
+  measure_fraction(updates, drive, arrays, threads, options, result);
+  PairOptions hidden = options;
+  hidden.target = std::nullopt;
+  result.behind_step = measure_hidden(updates, hidden, [&](double compute_seconds, bool with_update) {
+    return model.step_seconds(compute_seconds, with_update);
+  });
+  hidden.target = Target{Target::Sense::at_most, 1 - update_hidden_target};
+  result.behind_forward = measure_hidden(updates, hidden, [&](double compute_seconds, bool with_update) {
+    return model.forward_seconds(compute_seconds, with_update);
+  });
+  return result;
+}
+
+}  // namespace terrace
