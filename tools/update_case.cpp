@@ -47,6 +47,20 @@ Gpt make_model(const UpdateSetting& setting) {
   return model;
 }
 
+double elements_with(UpdateSetting setting, std::int64_t layers) {
+  setting.layers = layers;
+  double elements = 0;
+  const Gpt model(model_options(setting));
+  for (const at::Tensor& parameter : model->parameters()) elements += static_cast<double>(parameter.numel());
+  return elements;
+}
+
+/// Without making the whole model, for which there may not be the memory.
+double elements_of(const UpdateSetting& setting) {
+  const double one_layer = elements_with(setting, 1);
+  return one_layer + static_cast<double>(setting.layers - 1) * (elements_with(setting, 2) - one_layer);
+}
+
 std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }
 
 double state_bytes(const UpdateSetting& setting) {
@@ -248,25 +262,28 @@ template <class Step>
 HiddenUpdate measure_hidden(Updates& updates, const PairOptions& options, Step&& step) {
   std::vector<double> with_update;
   std::vector<double> without;
-  std::vector<double> shares;
-  double compute = 0;
+  std::vector<double> compute;
+  std::vector<double> alone;
   const Comparison exposed = compare_in_pairs(
       options,
       [&] {
-        compute = update_compute_share * updates.recent();
+        compute.push_back(update_compute_share * updates.recent());
         const bool with_first = with_update.size() % 4 < 2;
-        if (with_first) with_update.push_back(step(compute, true));
-        without.push_back(step(compute, false));
-        if (!with_first) with_update.push_back(step(compute, true));
+        if (with_first) with_update.push_back(step(compute.back(), true));
+        without.push_back(step(compute.back(), false));
+        if (!with_first) with_update.push_back(step(compute.back(), true));
         return with_update.back() - without.back();
       },
-      [&] { return updates.measure(); });
+      [&] {
+        alone.push_back(updates.measure());
+        return alone.back();
+      });
   HiddenUpdate result;
   result.pairs = exposed.ratios.size();
   if (result.pairs == 0) return result;
   result.with_seconds = median_of(with_update);
   result.without_seconds = median_of(without);
-  result.compute_over_update = compute / updates.recent();
+  result.compute_over_update = median_of(compute) / median_of(alone);
   result.hidden = {.low = 1 - exposed.ratio.high, .median = 1 - exposed.ratio.median, .high = 1 - exposed.ratio.low};
   result.verdict = exposed.verdict;
   return result;
@@ -309,12 +326,10 @@ double most_hidden_behind_step(double compute_over_update) noexcept {
 
 UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& options) {
   const ThreadsOfLibTorch one_thread(1);
-  std::vector<RecordedUse> uses = record_uses(model_options(setting));
-  double elements = 0;
-  for (const at::Tensor& parameter : Gpt(model_options(setting))->parameters()) {
-    elements += static_cast<double>(parameter.numel());
-  }
+  const double elements = elements_of(setting);
   const Config config = config_of(setting, elements);
+  const auto parameter_bytes = static_cast<double>(bytes_of(setting.type));
+  require_memory(config, (2 * parameter_bytes + state_bytes(setting)) * elements);
   const MemoryPlan plan = plan_of(config);
   UpdateCase result;
   result.setting = setting;
@@ -324,11 +339,7 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.block_bytes = plan.granule_bytes;
   result.depth = plan.nvme_depth;
   result.threads = update_thread_count();
-  const auto arrays_bytes =
-      static_cast<double>(2 * bytes_of(setting.type)) * elements + state_bytes(setting) * elements;
-  require_memory(config, arrays_bytes);
-
-  Model model(setting, config, std::move(uses));
+  Model model(setting, config, record_uses(model_options(setting)));
   Updates updates(model);
   for (int i = 0; i < kCalibrations; ++i) {
     if (i == 1) model.forget_traffic();

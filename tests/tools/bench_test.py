@@ -94,6 +94,51 @@ class BenchTest(unittest.TestCase):
             self.assertEqual(bench(*arguments, what="nvme").returncode, 2, arguments)
         self.assertEqual(bench("--path", "/proc", "--bytes", "1MiB", what="nvme").returncode, 4)
 
+    def test_update_reports_floors_and_what_is_hidden_and_leaves_nothing(self):
+        with tempfile.TemporaryDirectory(prefix="terrace-bench-", dir=os.path.dirname(TERRACE)) as folder:
+            path = os.path.join(folder, "made")
+            result = bench("--path", path, "--layers", "8", "--pairs", "1", "--json", what="update")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(os.listdir(folder), [])
+        report = json.loads(result.stdout)
+        self.assertEqual(report["version"], 1)
+        self.assertIn("cores", report["machine"])
+        self.assertEqual([case["name"] for case in report["cases"]], ["fp32-float32", "bf16-split_bfloat16"])
+        for case, bytes_of_states in zip(report["cases"], (8, 6)):
+            self.assertEqual(case["state_bytes"], bytes_of_states * case["parameters"])
+            for link in ("nvme→host", "host→nvme"):
+                self.assertTrue(0 < case["bytes_moved"][link] <= case["state_bytes"], case)
+            for seconds in ("seconds", "nvme_floor_seconds", "dram_floor_seconds"):
+                self.assertGreater(case[seconds], 0)
+            larger = max(case["nvme_floor_seconds"], case["dram_floor_seconds"])
+            self.assertAlmostEqual(case["fraction"]["median"], larger / case["seconds"], places=6)
+            self.assertEqual(case["target"], {"figure": "fraction", "sense": "at least", "value": 0.9})
+            self.assertIn(case["verdict"], ["met", "missed"])
+            self.assertEqual(set(case["hidden"]), {"median", "low", "high"})
+            self.assertEqual(case["hidden"], case["behind_forward"]["hidden"])
+            self.assertIn(case["behind_forward"]["verdict"], ["met", "missed"])
+            self.assertAlmostEqual(case["behind_step"]["most_hidden"],
+                                   min(1, case["behind_step"]["compute_over_update"] / 3), places=6)
+            for behind in (case["behind_forward"], case["behind_step"]):
+                self.assertGreater(behind["compute_over_update"], 0)
+                self.assertGreater(behind["with_seconds"], 0)
+                self.assertGreater(behind["without_seconds"], 0)
+
+    def test_update_refuses_what_is_no_measurement(self):
+        for arguments in ([], ["--path", ""], ["--path", ".", "--layers", "1"], ["--path", ".", "--pairs", "0"]):
+            self.assertEqual(bench(*arguments, what="update").returncode, 2, arguments)
+        unknown = bench("--path", ".", "--case", "fp64", what="update")
+        self.assertEqual(unknown.returncode, 2)
+        self.assertIn("the cases are fp32-float32, bf16-split_bfloat16", unknown.stderr)
+        self.assertEqual(bench("--path", "/proc/states", what="update").returncode, 4)
+
+    def test_update_that_does_not_fit_says_so_before_it_begins(self):
+        with tempfile.TemporaryDirectory(prefix="terrace-bench-", dir=os.path.dirname(TERRACE)) as folder:
+            result = bench("--path", folder, "--layers", "1000000", what="update")
+            self.assertEqual(result.returncode, 3)
+            self.assertIn("lower --layers", result.stderr)
+            self.assertEqual(os.listdir(folder), [])
+
     def test_link_on_cuda_without_a_gpu_is_bad_usage_that_says_why(self):
         result = bench("--set", "device.kind=cuda", what="link")
         self.assertEqual(result.returncode, 2)
