@@ -215,7 +215,7 @@ class Policy {
   /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`, one at a
   /// time.
   Room make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance);
-  /// What is planned next found no room: has room made for some of what follows it too.
+  /// What is planned next cannot come yet: has room made for it and some of what follows.
   void free_more_ahead(Tier tier, std::size_t end);
   /// Whether nothing stands in the way of bringing the chunk to the tier, and it is not there or on its way.
   bool can_come_ahead(ChunkId id, Tier tier) const;

@@ -6,7 +6,8 @@
 namespace terrace {
 namespace {
 
-/// For so many chunks copies are made to leave at a time, so that several write-backs are under way.
+/// For so many chunks beside those on their way copies are made to leave, so that several write-backs are under way
+/// while others arrive.
 constexpr std::size_t evictions_ahead = 8;
 /// Chunks that begin as zeros are filled this many accesses ahead: until they are written, evicting one is a waste.
 constexpr std::size_t fills_ahead = 16;
@@ -74,11 +75,12 @@ bool Policy::look_ahead_until(std::size_t end, Tier tier) {
   Lane& lane = lanes_[index_of(tier)];
   const Schedule& schedule = *lane.forecast.schedule();
   for (lane.planned = std::max(lane.planned, lane.forecast.cursor()); lane.planned < end; ++lane.planned) {
-    if (lane.ahead >= prefetch_depth_) {
-      return false;
-    }
     const ChunkId id = schedule[lane.planned % schedule.size()].chunk;
-    if (wanted_ahead(id, tier) && !fetch_ahead(id, tier, lane.planned, distance_of_position(lane.planned, tier))) {
+    if (!wanted_ahead(id, tier)) {
+      continue;
+    }
+    if (lane.ahead >= prefetch_depth_ ||
+        !fetch_ahead(id, tier, lane.planned, distance_of_position(lane.planned, tier))) {
       lane.ahead_is_full = true;
       free_more_ahead(tier, end);
       return false;
@@ -153,17 +155,17 @@ bool Policy::comes_by_host(ChunkId id) const {
 }
 
 void Policy::free_more_ahead(Tier tier, std::size_t end) {
-  const Lane& lane = lanes_[index_of(tier)];
-  const Schedule& schedule = *lane.forecast.schedule();
-  const std::size_t planned = lane.planned;
-  std::uint64_t room = chunks_[schedule[planned % schedule.size()].chunk].info().room_bytes[index_of(tier)];
-  std::size_t more = std::min<std::size_t>(prefetch_depth_ - lane.ahead, evictions_ahead) - 1;
-  for (std::size_t position = planned + 1; position < std::min(end, planned + entries_looked_at) && more > 0;
-       ++position) {
+  const std::size_t planned = lanes_[index_of(tier)].planned;
+  const Schedule& schedule = *lanes_[index_of(tier)].forecast.schedule();
+  std::uint64_t room = 0;
+  std::size_t more = std::min(prefetch_depth_, evictions_ahead);
+  for (std::size_t position = planned; position < std::min(end, planned + entries_looked_at) && more > 0; ++position) {
     const ChunkId id = schedule[position % schedule.size()].chunk;
     if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
-      make_room_ahead(room, tier, position, distance_of_position(position, tier));
+      if (make_room_ahead(room, tier, position, distance_of_position(position, tier)) == Room::none) {
+        return;
+      }
       --more;
     }
   }

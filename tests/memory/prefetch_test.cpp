@@ -264,6 +264,24 @@ TEST(Prefetch, what_is_announced_again_gives_way_on_the_drive) {
   EXPECT_THAT(again, testing::ElementsAre(TransferPriority::early));
 }
 
+TEST(Prefetch, room_for_what_follows_is_made_while_as_much_as_may_is_on_its_way) {
+  World world(4, 6, 32, 2);
+  const auto chunks = world.chunks(12, nvme);
+  world.announce(chunks);
+  world.run();
+  for (int i = 0; i < 4; ++i) {
+    Call& call = world.acquire({{chunks[i], host, writing}});
+    ASSERT_TRUE(call.granted());
+    world.release(call);
+  }
+  const auto under_way = [&](Tier from) {
+    return std::count_if(world.in_flight().begin(), world.in_flight().end(),
+                         [&](const Transfer& each) { return each.from == from; });
+  };
+  EXPECT_TRUE(world.run_until([&] { return under_way(nvme) == 2 && under_way(host) == 2; }))
+      << "reads and write-backs take turns";
+}
+
 TEST(Prefetch, who_waits_for_room_hurries_the_write_backs_that_free_it) {
   World world(2, 16, 0, 1);
   const auto chunks = world.chunks(2, host);
