@@ -1,8 +1,8 @@
 #include "tools/update_case.h"
 
 #include <algorithm>
-#include <deque>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
