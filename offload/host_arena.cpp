@@ -16,6 +16,20 @@ namespace {
 
 constexpr std::size_t kAlignmentBytes = 4096;
 
+/// So many bytes that begin with a huge page; null where the system refuses.
+std::byte* map_aligned(std::size_t bytes) {
+  constexpr std::size_t page = HostArena::huge_page_bytes;
+  void* const mapped =
+      ::mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* const first = static_cast<std::byte*>(mapped);
+  const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(mapped) % page) % page;
+  const std::size_t end = (before + bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+  if (before > 0) ::munmap(first, before);
+  if (end < bytes + page) ::munmap(first + end, bytes + page - end);
+  return first + before;
+}
+
 }  // namespace
 
 HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
@@ -33,13 +47,11 @@ HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
   for (std::size_t granule = granule_count; granule > 0; --granule) untouched_.push_back(granule - 1);
   if (granule_count == 0) return;
 
-  void* region =
-      ::mmap(nullptr, capacity_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (region == MAP_FAILED) {
+  region_ = map_aligned(capacity_bytes());
+  if (region_ == nullptr) {
     throw OutOfMemory("host: mapping an arena of " + format_bytes(capacity_bytes()) + " failed: " + errno_text(errno),
                       "lower host.memory or raise the address space limit (ulimit -v)");
   }
-  region_ = static_cast<std::byte*>(region);
 }
 
 HostArena::~HostArena() {
@@ -111,6 +123,16 @@ void HostArena::may_trim() noexcept {
 std::span<std::byte> HostArena::used_region() const {
   std::lock_guard lock(mutex_);
   return region().first(used_end_ * granule_bytes_);
+}
+
+std::vector<std::span<std::byte>> HostArena::used_parts() const {
+  const std::span<std::byte> used = used_region();
+  const std::size_t in_huge_pages = used.size() / huge_page_bytes * huge_page_bytes;
+  std::vector<std::span<std::byte>> parts;
+  for (const std::span<std::byte> part : {used.first(in_huge_pages), used.subspan(in_huge_pages)}) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
 }
 
 std::size_t HostArena::trim() {

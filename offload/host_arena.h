@@ -18,6 +18,8 @@ namespace terrace {
 /// Thread-safe. The constructor throws OutOfMemory if the region cannot be mapped.
 class HostArena {
  public:
+  static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
+
   /// `granule_bytes` is a multiple of 4096.
   HostArena(std::size_t granule_bytes, std::size_t granule_count);
   ~HostArena();
@@ -49,6 +51,8 @@ class HostArena {
   std::size_t touched_bytes() const;
   /// All granules that were ever handed out lie in this first part of the region.
   std::span<std::byte> used_region() const;
+  /// The same, as it is fixed best: what fills huge pages, which the kernel then knows by those, and the rest.
+  std::vector<std::span<std::byte>> used_parts() const;
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most `most_bytes` and, beyond that
   /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws

@@ -29,10 +29,10 @@ TransferBoard::~TransferBoard() {
   }
 }
 
-void TransferBoard::register_memory(std::span<std::byte> part) {
+void TransferBoard::register_memory(std::vector<std::span<std::byte>> parts) {
   {
     const Lock lock(mutex_);
-    registered_part_ = part;
+    registered_parts_ = std::move(parts);
     ++registration_number_;
   }
   for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
@@ -61,10 +61,10 @@ std::vector<std::span<std::byte>> TransferBoard::staging_memory(Link link) {
 }
 
 TransferBoard::Registration TransferBoard::registration(Link link, const Lock&) {
-  if (registered_part_.empty()) {
+  if (registered_parts_.empty()) {
     return {.memory = staging_memory(link), .number = registration_number_};
   }
-  return {.memory = {registered_part_}, .number = registration_number_};  // which the staging blocks are in, too
+  return {.memory = registered_parts_, .number = registration_number_};  // which the staging blocks are in, too
 }
 
 void TransferBoard::registered(Link link, std::uint64_t number) {

@@ -65,9 +65,9 @@ class TransferBoard {
   Moved moved(std::int64_t* at_ns = nullptr) const;
 
   std::size_t block_bytes() const noexcept { return block_bytes_; }
-  /// What queues to and from NVMe have registered besides the staging blocks, from their next turn on: a part of the
-  /// arena, which keeps its memory. Returns at once.
-  void register_memory(std::span<std::byte> part);
+  /// What queues to and from NVMe have registered besides the staging blocks, from their next turn on: parts of the
+  /// arena, which keeps their memory. Returns at once.
+  void register_memory(std::vector<std::span<std::byte>> parts);
   /// Nothing besides the staging blocks; returns when no queue has anything else.
   void register_nothing();
 
@@ -132,7 +132,7 @@ class TransferBoard {
   std::condition_variable all_ended_;
   bool stopping_ = false;
 
-  std::span<std::byte> registered_part_;
+  std::vector<std::span<std::byte>> registered_parts_;
   std::atomic<std::uint64_t> registration_number_{0};           ///< changed with the mutex, as they are
   std::array<std::uint64_t, link_count> registered_numbers_{};  ///< what each link has
   std::condition_variable has_registered_;

@@ -44,7 +44,7 @@ void TransferService::hold_arena(std::uint64_t most_bytes) {
     return;
   }
   arena_.keep_all();
-  board_.register_memory(used);
+  board_.register_memory(arena_.used_parts());
   held_bytes_ = used.size();
 }
 
