@@ -1,6 +1,7 @@
 /// LibTorch's types of elements as the update knows them.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include "optimizer/element_type.h"
@@ -16,5 +17,9 @@ inline ElementType element_type(c10::ScalarType type) {
 inline c10::ScalarType gradient_type(c10::ScalarType parameter, bool in_float32) {
   return in_float32 && parameter == c10::ScalarType::BFloat16 ? c10::ScalarType::Float : parameter;
 }
+
+/// From now on LibTorch sums up the leaf's gradients in that type, also those that a tied parameter has in one graph.
+/// One that is there is converted.
+void ask_for_gradients_of(c10::ScalarType type, const at::Tensor& leaf);
 
 }  // namespace terrace

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "integration/byte_copies.h"
+#include "integration/element_types.h"
 
 namespace terrace {
 
@@ -122,6 +123,9 @@ Gradients::Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> regi
 void Gradients::watch(ManagedParameter& parameter) {
   if (!parameter.parked) {
     parameter.parked = std::make_shared<ParkedGradient>();
+  }
+  if (parameter.gradient_type != parameter.tensor.scalar_type()) {
+    ask_for_gradients_of(parameter.gradient_type, parameter.tensor);
   }
   const auto known = parameter.accumulator.lock();
   if (known && !known->input_metadata(0).is_same_shape(parameter.tensor)) {

@@ -77,8 +77,8 @@ void Optimizer::max_gradient_norm(double norm) {
 }
 
 void Optimizer::loss_scale(double factor) {
-  require_option(factor > 0 && std::isfinite(factor), kind_.name,
-                 "the loss scale is " + std::to_string(factor) + ", not a number above 0");
+  require_option(factor > 0 && std::isnormal(static_cast<float>(1 / factor)), kind_.name,
+                 "the loss scale is " + std::to_string(factor) + ", not a number above 0 that fp32 can undo");
   backend_->loss_scale = factor;
 }
 

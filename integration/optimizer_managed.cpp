@@ -103,11 +103,10 @@ class Managed final : public OptimizerBackend {
     if (updates_in_backward()) {
       add_to_queue(*state, std::move(job), updated);
       watch_backward(*state, &groups);
+      state->updates().keep_few();
     } else {
       ticket_ = state->updates().submit(std::move(job));
-    }
-    for (ManagedParameter* parameter : updated) {
-      parameter->tensor.unsafeGetTensorImpl()->bump_version();
+      bump_versions(updated);
     }
     state->end_step();
   }
@@ -128,9 +127,11 @@ class Managed final : public OptimizerBackend {
     require_option(!on || state->non_finite() == NonFinite::pass, kind_.name,
                    "parameters cannot be updated within backward where steps may be skipped (optimizer.non_finite)");
     state->updates().finish();
+    state->take_in_replaced();
+    state->add_optimizer_chunks(keeps_variance(kind_.name));
     ticket_.reset();
+    watch_backward(*state, on ? &groups : nullptr);
     groups_ = on ? &groups : nullptr;
-    watch_backward(*state, groups_);
   }
 
   bool updates_in_backward() const noexcept override { return groups_ != nullptr; }
@@ -139,7 +140,21 @@ class Managed final : public OptimizerBackend {
   /// A set of chunks that is updated within backward.
   struct WatchedSet {
     std::vector<std::pair<ManagedParameter*, std::size_t>> members;  ///< with their groups
-    std::size_t complete = 0;                                        ///< that have the gradient of this step
+    std::size_t missing = 0;                                         ///< the first whose gradient was missing last
+
+    /// Whether all have their gradients, but for those that are frozen.
+    bool is_complete() {
+      const auto is_there = [](const auto& member) {
+        const at::Tensor& tensor = member.first->tensor;
+        return tensor.grad().defined() || !tensor.requires_grad();
+      };
+      if (!is_there(members[missing])) {
+        return false;
+      }
+      const auto first = std::find_if_not(members.begin(), members.end(), is_there);
+      missing = first == members.end() ? 0 : static_cast<std::size_t>(first - members.begin());
+      return first == members.end();
+    }
   };
 
   std::shared_ptr<SessionState> session() const {
@@ -178,6 +193,16 @@ class Managed final : public OptimizerBackend {
     state.updates().add(std::move(job));
     for (ManagedParameter* parameter : updated) {
       parameter->tensor.mutable_grad().reset();
+      if (const auto watched = watched_parameters_.find(parameter); watched != watched_parameters_.end()) {
+        watched->second = true;
+      }
+    }
+    bump_versions(updated);
+  }
+
+  static void bump_versions(const std::vector<ManagedParameter*>& updated) {
+    for (ManagedParameter* parameter : updated) {
+      parameter->tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
 
@@ -193,7 +218,12 @@ class Managed final : public OptimizerBackend {
     for (std::size_t group = 0; groups != nullptr && group < groups->size(); ++group) {
       for (const at::Tensor& tensor : (*groups)[group].params()) {
         ManagedParameter* const parameter = state.find(tensor);
-        if (parameter != nullptr && parameter->gradient_chunk && parameter->elements > 0) {
+        if (parameter != nullptr && parameter->elements > 0 && state.chunk_sets()[parameter->chunk_set].momentum) {
+          if (parameter->after_accumulation) {
+            throw LogicError(std::string(kind_.name) + ": '" + parameter->name +
+                                 "' is updated within backward by another optimizer already",
+                             "let optimizers have disjoint parameters, or end the other one first");
+          }
           watched_[parameter->chunk_set].members.emplace_back(parameter, group);
           watched_parameters_.emplace(parameter, false);
           parameter->after_accumulation = [this, parameter] { note_gradient(*parameter); };
@@ -208,31 +238,34 @@ class Managed final : public OptimizerBackend {
       return;  // the program's own hook has dropped it
     }
     const std::shared_ptr<SessionState> state = session();
-    bool& has_gradient = watched_parameters_.at(&parameter);
-    if (has_gradient) {
+    if (watched_parameters_.at(&parameter)) {
       throw LogicError(std::string(kind_.name) + ": '" + parameter.name +
                            "' has a second gradient since the last step, and the first is used up",
-                       "call step after each backward, or do without update_in_backward to accumulate gradients");
+                       "call step after each backward, also after one that failed; or do without update_in_backward to "
+                       "accumulate gradients");
     }
-    has_gradient = true;
     const auto watched = watched_.find(parameter.chunk_set);
-    if (watched == watched_.end() || ++watched->second.complete < watched->second.members.size()) {
+    if (watched == watched_.end() || !watched->second.is_complete()) {
       return;  // `step` updates what has moved to another chunk meanwhile
+    }
+    const auto& members = watched->second.members;
+    if (std::any_of(members.begin(), members.end(), [](const auto& member) {
+          return ManagedStorage::of(member.first->tensor) != member.first->storage.get();
+        })) {
+      return;  // the program has replaced a storage, which `step` takes in first
     }
     state->require_not_gathered("update_in_backward", {parameter.chunk_set});
     const at::NoGradGuard no_grad;
     UpdateJob job = new_job(*state, groups_->size());
     std::vector<ManagedParameter*> updated;
-    for (const auto& [member, group] : watched->second.members) {
+    for (const auto& [member, group] : members) {
       if (member->tensor.grad().defined()) {
         updated.push_back(member);
         job.segments.push_back(segment_of(*state, *member, rule_of((*groups_)[group]), group));
       }
     }
     add_to_queue(*state, std::move(job), updated);
-    for (ManagedParameter* const each : updated) {
-      each->tensor.unsafeGetTensorImpl()->bump_version();
-    }
+    state->updates().keep_few();
   }
 
   ManagedParameter& managed(SessionState& state, const at::Tensor& tensor, std::size_t group, std::size_t i) const {
@@ -323,7 +356,7 @@ class Managed final : public OptimizerBackend {
   // Where parameters are updated within backward.
   Optimizer::Groups* groups_ = nullptr;  ///< null: they are not
   std::unordered_map<std::uint32_t, WatchedSet> watched_;
-  std::unordered_map<const ManagedParameter*, bool> watched_parameters_;  ///< whether they have this step's gradient
+  std::unordered_map<const ManagedParameter*, bool> watched_parameters_;  ///< whether this step's gradient is used up
 };
 
 }  // namespace

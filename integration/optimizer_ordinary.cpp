@@ -107,8 +107,8 @@ class Ordinary final : public OptimizerBackend {
     for (auto& group : groups) {
       for (at::Tensor& parameter : group.params()) {
         const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
-        if (type != parameter.scalar_type() && parameter.grad_dtype() != type && !parameter.grad().defined()) {
-          parameter.set_grad_dtype(type);
+        if (type != parameter.scalar_type() && parameter.requires_grad() && parameter.is_leaf()) {
+          ask_for_gradients_of(type, parameter);
         }
       }
     }

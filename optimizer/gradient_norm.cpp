@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "optimizer/bfloat16.h"
@@ -168,7 +169,9 @@ double combined_norm(std::span<const double> sums_of_squares) noexcept {
 }
 
 float clip_coefficient(double norm, double max_norm) noexcept {
-  // std::min keeps a NaN that comes first.
+  if (std::isnan(norm)) {
+    return std::numeric_limits<float>::quiet_NaN();  // without what an element's NaN says in its lower bits
+  }
   return static_cast<float>(std::min(max_norm / (norm + 1e-6), 1.0));
 }
 

@@ -151,9 +151,6 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, U
       step_(job.step),
       report_(std::move(job.report)),
       scale_(static_cast<float>(1 / job.loss_scale)) {
-  if (!needs_norm()) {
-    count_updates();
-  }
   std::map<ChunkId, std::size_t> item_of;
   for (std::size_t position = 0; position < segments_.size(); ++position) {
     const ChunkSet& set = segments_[position].chunks;
@@ -177,6 +174,9 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, U
     sorted.push_back(std::move(items_[item]));
   }
   items_ = std::move(sorted);
+  if (!needs_norm()) {
+    count_updates();
+  }
 }
 
 void QueuedUpdate::count_updates() {

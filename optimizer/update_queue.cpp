@@ -64,6 +64,10 @@ void UpdateQueue::add(UpdateJob job) {
     std::rethrow_exception(error_);
   }
   queue(std::move(job), lock);
+}
+
+void UpdateQueue::keep_few() {
+  Lock lock(mutex_);
   const std::size_t most_left = background_.joinable() ? 2 : 0;  // one in work, and one that is on its way
   while (items_.size() > most_left) {
     resolve(first_, lock, AccessOrigin::prior_work);

@@ -51,9 +51,11 @@ class UpdateQueue final : public PriorWork {
 
   /// Finishes the jobs before and queues this one.
   UpdateTicket submit(UpdateJob job);
-  /// Queues a job that needs no norm behind those before. Does or waits for the oldest, so that no more are left than
-  /// the background can be kept busy with: what they hold, such as gradients, is let go of.
+  /// Queues a job that needs no norm behind those before. Where it throws, the job is not queued.
   void add(UpdateJob job);
+  /// Does or waits for the oldest, so that no more sets are left than the background can be kept busy with: what they
+  /// hold, such as gradients, is let go of.
+  void keep_few();
   /// Does or waits for everything queued. Throws the first error of an update, and what `throw_refusal` does.
   void finish();
   /// The job's gradient norm before clipping, where one was needed. Does or waits for no more than that takes.

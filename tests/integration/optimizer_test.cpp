@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -214,7 +216,7 @@ TEST(LossScale, of_a_power_of_two_changes_no_bit) {
 TEST(LossScale, that_is_none_is_refused) {
   World world;
   const auto optimizer = world.adamw(usual());
-  for (const double factor : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+  for (const double factor : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan(""), 1e-40, 1e40}) {
     expect_logic_error("loss scale", [&] { optimizer->loss_scale(factor); });
   }
 }
@@ -307,6 +309,76 @@ TEST(UpdateInBackward, refuses_a_second_backward_before_the_step_by_the_paramete
   EXPECT_NO_THROW(backward(world));
 }
 
+TEST(UpdateInBackward, takes_in_what_the_program_has_replaced_before_it_updates) {
+  const auto train = [](World& world, bool in_backward) {
+    const auto optimizer = world.adamw(usual());
+    optimizer->update_in_backward(in_backward);
+    Tensors results;
+    for (int i = 0; i < 4; ++i) {
+      if (i == 2) world.model->layers[1]->weight.set_data(torch::full({width, width}, 0.01));
+      world.train(*optimizer, results);
+    }
+    add_parameters(world, results);
+    return results;
+  };
+  World plain;
+  const Tensors expected = train(plain, false);
+  const Config config = tight();
+  World managed(&config);
+  const Tensors actual = train(managed, true);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << i;
+}
+
+TEST(UpdateInBackward, goes_on_after_a_backward_that_failed_and_a_step) {
+  const Config config = tight();
+  World world(&config);
+  const auto optimizer = world.adamw(usual());
+  optimizer->update_in_backward(true);
+  bool fails = true;
+  world.model->layers[5]->weight.register_hook([&fails](const at::Tensor& gradient) {
+    if (std::exchange(fails, false)) throw std::runtime_error("a hook of the program's");
+    return gradient;
+  });
+  EXPECT_ANY_THROW(backward(world));
+  optimizer->zero_grad();
+  EXPECT_NO_THROW(backward(world)) << "nothing was used up";
+  optimizer->step();
+  world.session->synchronize();
+}
+
+TEST(UpdateInBackward, of_parameters_that_came_under_management_after_the_optimizer_was_made) {
+  const Config config = tight();
+  at::set_num_threads(1);
+  Session session(config);
+  Mlp model;
+  AdamW optimizer(session, AdamW::Groups{torch::optim::OptimizerParamGroup(model.parameters())}, usual());
+  session.manage(model);
+  optimizer.update_in_backward(true);
+  model.forward(batch()).backward();
+  EXPECT_FALSE(model.layers[0]->weight.grad().defined());
+  optimizer.step();
+  session.synchronize();
+}
+
+TEST(UpdateInBackward, leaves_no_gradient_in_a_chunk_with_a_frozen_parameter) {
+  const Config config = tight();
+  World world(&config);
+  const auto optimizer = world.adamw(usual());
+  optimizer->update_in_backward(true);
+  world.model->layers[2]->bias.set_requires_grad(false);
+  backward(world);
+  EXPECT_FALSE(world.model->layers[2]->weight.grad().defined());
+}
+
+TEST(UpdateInBackward, by_two_optimizers_of_one_parameter_is_refused_by_its_name) {
+  const Config config = tight();
+  World world(&config);
+  const auto first = world.adamw(usual());
+  const auto second = world.adamw(usual());
+  first->update_in_backward(true);
+  expect_logic_error("'layer0.weight'", [&] { second->update_in_backward(true); });
+}
+
 TEST(UpdateInBackward, ends_with_its_optimizer) {
   const Config config = tight();
   World world(&config);
@@ -336,6 +408,32 @@ TEST(AccumulationInFloat32, of_bf16_gradients_is_that_of_libtorch) {
     return results;
   };
   expect_the_bits_of_unmanaged(train, at::kBFloat16, {.states = "split", .accumulate = "float32"});
+}
+
+TEST(AccumulationInFloat32, of_a_parameter_that_a_graph_uses_twice_is_that_of_libtorch) {
+  TrainingOptions options;
+  options.type = at::kBFloat16;
+  options.steps = 4;
+  options.optimizer.accumulate = "float32";
+  const TrainingResult expected = train_small_gpt(options);
+  Config config;
+  config.device.memory = 8 << 20;
+  config.host.memory = 16 << 20;
+  config.log.level = LogLevel::error;
+  config.optimizer.accumulate = "float32";
+  const TrainingResult managed = train_small_gpt(options, config);
+  EXPECT_EQ(managed.losses, expected.losses);
+  EXPECT_EQ(managed.norms, expected.norms);
+  options.optimizer.accumulate = "gradient";
+  EXPECT_NE(train_small_gpt(options).norms, expected.norms) << "it makes no difference here";
+}
+
+TEST(AccumulationInFloat32, takes_over_gradients_that_were_there_before_the_optimizer) {
+  World world(nullptr, at::kBFloat16, {.accumulate = "float32"});
+  backward(world);
+  const auto optimizer = world.adamw(usual());
+  backward(world);
+  EXPECT_EQ(world.model->layers[0]->weight.grad().scalar_type(), at::kFloat);
 }
 
 TEST(AccumulationInFloat32, keeps_what_bf16_rounds_away) {

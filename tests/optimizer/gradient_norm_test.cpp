@@ -157,5 +157,12 @@ TEST(CombinedNorm, is_the_root_of_the_sum_in_order) {
   EXPECT_EQ(combined_norm(std::array{9.0, 16.0}), 5.0);
 }
 
+TEST(ClipCoefficient, of_any_nan_is_one_without_a_payload_which_a_store_of_two_bytes_would_take_for_a_zero) {
+  for (const std::uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u}) {
+    const double norm = static_cast<double>(std::bit_cast<float>(bits));
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(clip_coefficient(norm, 1.0)) & 0x7fffffffu, 0x7fc00000u);
+  }
+}
+
 }  // namespace
 }  // namespace terrace

@@ -242,6 +242,7 @@ TEST_P(AddedUpdates, leave_few_gradients_at_a_time) {
     for (Segment& segment : job.segments) segment.gradient = std::make_shared<int>();
     gradients.emplace_back(job.segments[0].gradient);
     queue.add(std::move(job));
+    queue.keep_few();
     const auto alive =
         std::count_if(gradients.begin(), gradients.end(), [](const auto& each) { return !each.expired(); });
     EXPECT_LE(alive, GetParam() ? 2 : 0);
