@@ -121,7 +121,7 @@ CheckpointRecord record_of(const Json& json) {
   record.checksum = *checksum;
   if (record.kind == Kind::parameter) {
     record.updates = signed_number(json.at("updates"), "updates");
-    if (record.updates > 0) record.updated_by = json.value("optimizer", adamw_name);
+    if (record.updates > 0) record.updated_by = json.value("optimizer", std::string(adamw_name));
     record.aliases = json.at("aliases").get<std::vector<std::string>>();
   }
   if (record.strides.size() != record.shape.size()) refuse(describe(record) + " has more or fewer strides than sizes");

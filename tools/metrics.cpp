@@ -37,7 +37,6 @@ std::string to_json(const StepMetrics& metrics) {
   json["learning_rate"] = metrics.learning_rate;
   json["gradient_norm"] = nullptr;
   if (metrics.gradient_norm) json["gradient_norm"] = *metrics.gradient_norm;
-  json["skipped_steps"] = metrics.skipped_steps;
   json["tokens"] = metrics.tokens;
   json["seconds"] = metrics.seconds;
   json["tokens_per_second"] = metrics.tokens_per_second();

@@ -39,6 +39,7 @@ CheckpointManifest sample() {
   manifest.records = {record(Kind::parameter, "bfloat16", 0, 24), record(Kind::master, "float32", 4096, 48),
                       record(Kind::momentum, "float32", 8192, 48), record(Kind::variance, "float32", 12288, 48)};
   manifest.records[0].updates = 7;
+  manifest.records[0].updated_by = "AdamW";
   manifest.records[0].aliases = {"head.weight"};
   manifest.data_bytes = 12288 + 48;
   manifest.notes = {{"step", "7"}, {"text", "with \"quotes\",\nlines and ümlauts"}};
@@ -91,6 +92,7 @@ TEST(CheckpointManifest, says_again_what_it_was_made_of) {
     EXPECT_EQ(other.bytes, one.bytes);
     EXPECT_EQ(other.checksum, one.checksum);
     EXPECT_EQ(other.updates, one.updates);
+    EXPECT_EQ(other.updated_by, one.updated_by);
     EXPECT_EQ(other.aliases, one.aliases);
   }
   EXPECT_TRUE(looks_like_a_manifest(to_text(made)));
@@ -98,11 +100,19 @@ TEST(CheckpointManifest, says_again_what_it_was_made_of) {
 
 TEST(CheckpointManifest, another_version_is_told_as_such) {
   try {
-    parse_manifest(changed("\"version\": 2", "\"version\": 3"), "the/manifest.json");
+    parse_manifest(changed("\"version\": 3", "\"version\": 4"), "the/manifest.json");
     FAIL() << "accepted";
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("the/manifest.json has version 3"), HasSubstr("hint: ")));
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("the/manifest.json has version 4"), HasSubstr("hint: ")));
   }
+}
+
+TEST(CheckpointManifest, of_the_version_before_names_no_optimizer_and_is_of_adamw) {
+  std::string text = to_text(sample());
+  const CheckpointManifest now = parse_manifest(text, "manifest.json");
+  const CheckpointManifest before = parse_manifest(changed("   \"optimizer\": \"AdamW\",\n", ""), "manifest.json");
+  ASSERT_EQ(before.records.size(), now.records.size());
+  EXPECT_EQ(before.records[0].updated_by, "AdamW");
 }
 
 TEST(CheckpointManifest, notes_and_names_are_utf8) {
@@ -157,6 +167,10 @@ TEST(CheckpointManifest, records_that_no_save_writes_are_refused) {
   expect_refused("\"kind\": \"momentum\"", "\"kind\": \"buffer\"", "momentum of 'weight' is missing");
   expect_refused("\"kind\": \"momentum\"", "\"kind\": \"velocity\"", "unknown kind");
   expect_refused("\"updates\": 7", "\"updates\": 0", "is of no parameter that has one");
+  expect_refused("\"optimizer\": \"AdamW\"", "\"optimizer\": \"SGD\"",
+                 "variance of 'weight' is of no parameter that has one");
+  expect_refused("\"optimizer\": \"AdamW\"", "\"optimizer\": \"Adagrad\"",
+                 "'weight' was updated by an unknown optimizer");
   expect_refused("\"dtype\": \"bfloat16\"", "\"dtype\": \"bfloat17\"", "unknown type");
   expect_refused("\"dtype\": \"float32\"", "\"dtype\": \"int32\"", "does not go with its parameter");
   expect_refused("\"name\": \"weight\"", "\"name\": \"other\"", "master of 'other' is missing");
@@ -169,7 +183,7 @@ TEST(CheckpointManifest, records_that_no_save_writes_are_refused) {
 TEST(CheckpointManifest, values_of_other_json_types_are_refused) {
   for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
            {"\"format\": \"terrace checkpoint\"", "\"format\": 1"},
-           {"\"version\": 2", "\"version\": \"2\""},
+           {"\"version\": 3", "\"version\": \"3\""},
            {"\"data\": \"data.0123456789abcdef\"", "\"data\": {}"},
            {"\"name\": \"weight\"", "\"name\": 5"},
            {"\"kind\": \"master\"", "\"kind\": null"},
@@ -180,6 +194,7 @@ TEST(CheckpointManifest, values_of_other_json_types_are_refused) {
            {"\"aliases\": [", "\"aliases\": 1, \"more\": ["},
            {"\"xxh3\": \"", "\"xxh3\": 1, \"more\": \""},
            {"\"updates\": 7", "\"updates\": []"},
+           {"\"optimizer\": \"AdamW\"", "\"optimizer\": 1"},
            {"\"notes\": {", "\"notes\": {{"},
        }) {
     EXPECT_THAT(refusal_of(changed(from, to)), HasSubstr("the/manifest.json is corrupt: ")) << from;
