@@ -74,7 +74,7 @@ AdamWStep::AdamWStep(const AdamWOptions& options, std::int64_t step, float scale
 }
 
 void adamw_update(const AdamWStep& step, const UpdateRun& run) {
-  assert(run.parameter_type != ElementType::float16 && run.variance != nullptr);
+  assert(run.parameter_type != ElementType::float16 && (run.variance != nullptr || run.count == 0));
   HWY_DYNAMIC_DISPATCH(update)(step, run);
 }
 
