@@ -19,7 +19,7 @@ namespace {
 /// Lies before every block's data, which stays aligned to 64 bytes; of a block that the CPU does not reach, apart from
 /// it.
 struct alignas(64) Header {
-  std::uintptr_t mark;  ///< tells our blocks from the previous allocator's
+  std::uintptr_t mark;  ///< tells our blocks from the previous allocator's; first, for `free_block` to clear
   std::shared_ptr<BlockSource> source;
   std::uint64_t bytes;
   Kind kind;
@@ -78,8 +78,9 @@ void free_block(void* data) {
   const std::shared_ptr<BlockSource> source = std::move(header->source);
   const std::uint64_t bytes = header->bytes;
   const Kind kind = header->kind;
-  header->mark = 0;
   header->~Header();
+  // Whoever gets this memory next may not be us. Volatile: to a compiler, bytes that no object has are never read.
+  *reinterpret_cast<volatile std::uintptr_t*>(header) = 0;
   source->give_back(reinterpret_cast<std::byte*>(header), bytes, kind);
 }
 
