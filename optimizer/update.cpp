@@ -141,19 +141,10 @@ class OwnArithmetic {
 }  // namespace
 
 QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job)
-    : stream_(stream),
-      threads_(threads),
-      segments_(std::move(job.segments)),
-      groups_(job.groups),
-      max_gradient_norm_(job.max_gradient_norm),
-      loss_scale_(job.loss_scale),
-      non_finite_(job.non_finite),
-      step_(job.step),
-      report_(std::move(job.report)),
-      scale_(static_cast<float>(1 / job.loss_scale)) {
+    : stream_(stream), threads_(threads), job_(std::move(job)), scale_(static_cast<float>(1 / job_.loss_scale)) {
   std::map<ChunkId, std::size_t> item_of;
-  for (std::size_t position = 0; position < segments_.size(); ++position) {
-    const ChunkSet& set = segments_[position].chunks;
+  for (std::size_t position = 0; position < job_.segments.size(); ++position) {
+    const ChunkSet& set = job_.segments[position].chunks;
     const auto [known, is_new] = item_of.emplace(set.parameter, items_.size());
     if (is_new) {
       items_.push_back({.chunks = set, .accesses = accesses_to(set), .segments = {}});
@@ -180,49 +171,49 @@ QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, U
 }
 
 void QueuedUpdate::count_updates() {
-  for (const Segment& segment : segments_) {
+  for (const Segment& segment : job_.segments) {
     counts_.push_back(++*segment.updates);
   }
 }
 
 void QueuedUpdate::find_norm(AccessOrigin origin) {
-  std::vector<double> sums(segments_.size());
+  std::vector<double> sums(job_.segments.size());
   for (const Item& item : items_) {
     const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
     const Pin pin = stream_.acquire(accesses, origin);
     const OwnArithmetic arithmetic(stream_, origin);
     const Operand gradient{&pin, 0, bytes_of(item.chunks.gradient_type)};
     for (const std::size_t position : item.segments) {
-      const Segment& segment = segments_[position];
+      const Segment& segment = job_.segments[position];
       sums[position] = sum_of_squares(segment.elements, threads_,
                                       [&](std::size_t block) { return sum_of_block(segment, gradient, block); });
     }
   }
-  norm_ = combined_norm(sums) / loss_scale_;
-  if (max_gradient_norm_ > 0) {
-    scale_ = static_cast<float>(clip_coefficient(*norm_, max_gradient_norm_) / loss_scale_);
+  norm_ = combined_norm(sums) / job_.loss_scale;
+  if (job_.max_gradient_norm > 0) {
+    scale_ = static_cast<float>(clip_coefficient(*norm_, job_.max_gradient_norm) / job_.loss_scale);
   }
-  is_skipped_ = non_finite_ != NonFinite::pass && !std::isfinite(*norm_);
+  is_skipped_ = job_.non_finite != NonFinite::pass && !std::isfinite(*norm_);
   if (!is_skipped_) {
     count_updates();
-  } else if (non_finite_ == NonFinite::error) {
+  } else if (job_.non_finite == NonFinite::error) {
     const auto first = std::find_if(sums.begin(), sums.end(), [](double sum) { return !std::isfinite(sum); });
-    refusal_ = std::make_exception_ptr(
-        non_finite_gradient(step_, "'" + segments_[static_cast<std::size_t>(first - sums.begin())].parameter + "'"));
+    refusal_ = std::make_exception_ptr(non_finite_gradient(
+        job_.step, "'" + job_.segments[static_cast<std::size_t>(first - sums.begin())].parameter + "'"));
   }
-  if (report_) {
-    report_->note({.step = step_, .all = *norm_, .by_group = norms_by_group(sums), .skipped = is_skipped_});
+  if (job_.report) {
+    job_.report->note({.step = job_.step, .all = *norm_, .by_group = norms_by_group(sums), .skipped = is_skipped_});
   }
 }
 
 std::vector<double> QueuedUpdate::norms_by_group(std::span<const double> sums) const {
-  std::vector<std::vector<double>> of_group(groups_);
+  std::vector<std::vector<double>> of_group(job_.groups);
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    of_group.at(segments_[i].group).push_back(sums[i]);
+    of_group.at(job_.segments[i].group).push_back(sums[i]);
   }
   std::vector<double> norms;
   for (const std::vector<double>& each : of_group) {
-    norms.push_back(combined_norm(each) / loss_scale_);
+    norms.push_back(combined_norm(each) / job_.loss_scale);
   }
   return norms;
 }
@@ -237,7 +228,7 @@ void QueuedUpdate::update(std::size_t at, AccessOrigin origin) {
   }
   // While it is pinned: a gradient that dies with this is not evicted first.
   for (const std::size_t position : item.segments) {
-    segments_[position].gradient.reset();
+    job_.segments[position].gradient.reset();
   }
 }
 
@@ -245,7 +236,7 @@ void QueuedUpdate::update(const Item& item, const Pin& pin) const {
   const Operands operands(pin, item.chunks);
   std::vector<Part> parts;
   for (const std::size_t position : item.segments) {
-    add_parts(parts, segments_[position], operands, counts_[position]);
+    add_parts(parts, job_.segments[position], operands, counts_[position]);
   }
   threads_.for_each(parts.size(), [&](std::size_t i) {
     const Part& part = parts[i];

@@ -70,7 +70,7 @@ class QueuedUpdate {
   /// What the update of a set uses on the host.
   const std::vector<ChunkAccess>& accesses(std::size_t item) const { return items_[item].accesses; }
   /// Whether updates have to wait for `find_norm`.
-  bool needs_norm() const noexcept { return max_gradient_norm_ > 0 || non_finite_ != NonFinite::pass; }
+  bool needs_norm() const noexcept { return job_.max_gradient_norm > 0 || job_.non_finite != NonFinite::pass; }
 
   /// Reads all gradients, and decides whether the job is skipped. Throws what AccessStream::acquire throws.
   /// `origin`: whether the thread is one of the program's.
@@ -96,15 +96,9 @@ class QueuedUpdate {
 
   AccessStream& stream_;
   const UpdateThreads& threads_;
-  std::vector<Segment> segments_;     ///< in parameter order
+  UpdateJob job_;
   std::vector<std::int64_t> counts_;  ///< by segment: the updates, with this one
   std::vector<Item> items_;
-  const std::size_t groups_;
-  const double max_gradient_norm_;
-  const double loss_scale_;
-  const NonFinite non_finite_;
-  const std::int64_t step_;
-  const std::shared_ptr<GradientReport> report_;
   std::optional<double> norm_;
   float scale_;  ///< of gradients
   bool is_skipped_ = false;
