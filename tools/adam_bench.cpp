@@ -15,6 +15,7 @@
 #include "tools/paired.h"
 #include "tools/text_table.h"
 #include "tools/update_arrays.h"
+#include "tools/update_traffic.h"
 
 namespace terrace {
 namespace {
@@ -81,14 +82,14 @@ Case measure(const Format& format, std::uint64_t parameters, int thread_count, i
               .update = {},
               .roofline = {}};
   const auto update = [&] { arrays.update(threads); };
-  const auto pass_over = [&] { arrays.pass_over(threads); };
+  const auto without_arithmetic = [&] { pass_over(arrays.run(), threads); };
   update();
   const double once = seconds_of(1, update);
   const int repetitions = std::max(1, static_cast<int>(kLeastSeconds / once));
   for (int round = 0; round < rounds; ++round) {
     // Who comes first changes, as a machine's speed drifts.
     if (round % 2 == 0) result.update.push_back(seconds_of(repetitions, update));
-    result.roofline.push_back(seconds_of(repetitions, pass_over));
+    result.roofline.push_back(seconds_of(repetitions, without_arithmetic));
     if (round % 2 == 1) result.update.push_back(seconds_of(repetitions, update));
   }
   return result;

@@ -5,6 +5,25 @@
 
 #include "optimizer/adamw.h"
 #include "optimizer/update_threads.h"
+#include "tools/update_traffic.h"
+
+namespace {
+
+terrace::UpdateRun run_of(int parameter_type, int states, void* parameter, const void* gradient, void* master,
+                          void* momentum, void* variance, std::size_t count) {
+  const auto type = static_cast<terrace::ElementType>(parameter_type);
+  return {.parameter_type = type,
+          .gradient_type = type,
+          .states = static_cast<terrace::StateFormat>(states),
+          .parameter = parameter,
+          .gradient = gradient,
+          .master = master,
+          .momentum = momentum,
+          .variance = variance,
+          .count = count};
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -17,23 +36,20 @@ void terrace_adamw(const terrace::UpdateThreads* threads, double learning_rate, 
                    double epsilon, double weight_decay, std::int64_t step, int parameter_type, int states,
                    void* parameter, const void* gradient, void* master, void* momentum, void* variance,
                    std::size_t count) {
-  const auto type = static_cast<terrace::ElementType>(parameter_type);
   terrace::adamw_update(terrace::AdamWStep({.learning_rate = learning_rate,
                                             .beta1 = beta1,
                                             .beta2 = beta2,
                                             .epsilon = epsilon,
                                             .weight_decay = weight_decay},
                                            step),
-                        {.parameter_type = type,
-                         .gradient_type = type,
-                         .states = static_cast<terrace::StateFormat>(states),
-                         .parameter = parameter,
-                         .gradient = gradient,
-                         .master = master,
-                         .momentum = momentum,
-                         .variance = variance,
-                         .count = count},
+                        run_of(parameter_type, states, parameter, gradient, master, momentum, variance, count),
                         *threads);
+}
+
+/// Reads and writes the same bytes, and changes none.
+void terrace_traffic(const terrace::UpdateThreads* threads, int parameter_type, int states, void* parameter,
+                     const void* gradient, void* master, void* momentum, void* variance, std::size_t count) {
+  terrace::pass_over(run_of(parameter_type, states, parameter, gradient, master, momentum, variance, count), *threads);
 }
 
 }  // extern "C"

@@ -23,8 +23,6 @@ class UpdateArrays {
   std::size_t bytes_per_parameter() const noexcept;
 
   void update(const UpdateThreads& threads) const;
-  /// Reads and writes the same bytes, and computes nothing.
-  void pass_over(const UpdateThreads& threads) const;
 
  private:
   UpdateRun run_;

@@ -23,6 +23,7 @@
 #include "tools/bench_session.h"
 #include "tools/stand_in.h"
 #include "tools/update_arrays.h"
+#include "tools/update_traffic.h"
 
 namespace terrace {
 namespace {
@@ -301,7 +302,7 @@ void measure_fraction(Updates& updates, BareNvme& drive, const UpdateArrays& arr
       [&] {
         nvme.push_back(drive.seconds(whole(result.read_bytes), whole(result.written_bytes)));
         const Stopwatch watch;
-        arrays.pass_over(threads);
+        pass_over(arrays.run(), threads);
         dram.push_back(watch.elapsed_seconds());
         return std::max(nvme.back(), dram.back());
       },
