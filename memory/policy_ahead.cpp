@@ -135,7 +135,7 @@ bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint6
     return false;
   }
   ++lanes_[index_of(tier)].ahead;
-  start_arrival(id, tier, is_after_this_pass(distance) ? TransferPriority::early : TransferPriority::prefetch);
+  start_arrival(id, tier, is_after_this_pass(distance, tier) ? TransferPriority::early : TransferPriority::prefetch);
   return true;
 }
 
@@ -209,8 +209,8 @@ Policy::Room Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t 
     if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at])) {
       return Room::coming;
     }
-    const std::optional<ChunkId> other = victim(tier);
-    if (!other || distance_of(*other, tier) <= distance) {
+    const std::optional<ChunkId> other = victim(tier, distance);
+    if (!other) {
       return Room::none;
     }
     evict(*other, tier, TransferPriority::write_back);

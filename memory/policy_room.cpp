@@ -8,9 +8,11 @@
 namespace terrace {
 namespace {
 
-// Distances on the host have three ranges, one after the other.
-constexpr std::uint64_t after_what_is_announced = std::uint64_t{1} << 61U;
-constexpr std::uint64_t after_this_pass = std::uint64_t{1} << 62U;
+double each_of(std::uint64_t distance) noexcept {
+  return distance == Forecast::never ? 0 : 1 / (static_cast<double>(distance) + 1);
+}
+
+std::uint64_t size_of(const Schedule* schedule) noexcept { return schedule == nullptr ? 0 : schedule->size(); }
 
 }  // namespace
 
@@ -80,37 +82,42 @@ std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) c
   const std::size_t at = index_of(tier);
   const std::uint64_t coming = vacating_bytes_[at] + leaving_bytes_[at];
   const auto missing = [&](std::uint64_t used, std::uint64_t limit) {
-    const std::uint64_t wanted = used + bytes;
-    return wanted > limit + coming ? wanted - limit - coming : 0;
+    const std::uint64_t wanted = used - coming + bytes;  // what is coming is used still
+    return wanted > limit ? wanted - limit : 0;
   };
   const std::uint64_t in_budget = missing(budgets_[at]->used(), budgets_[at]->capacity());
   const bool limited = for_chunk && tier == Tier::device;
   return limited ? std::max(in_budget, missing(chunk_bytes_[at], device_chunk_limit_)) : in_budget;
 }
 
-std::optional<ChunkId> Policy::victim(Tier tier) const {
+std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> distance) const {
   std::optional<ChunkId> found;
-  std::uint64_t furthest = 0;
+  double least = 0;
   bool found_clean = false;
   for (const ChunkId id : guests_[index_of(tier)]) {
-    if (!can_leave(id, tier)) {
+    if (!can_leave(id, tier) || (distance && distance_of(id, tier) <= *distance)) {
       continue;
     }
     const bool clean = chunks_[id].is_spare(tier);
-    const std::uint64_t away = distance_of(id, tier);
+    const double worth = worth_of(id, tier);
     const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
     const bool better =
-        !found || away > furthest ||
-        (away == furthest && (clean != found_clean && lanes_[index_of(tier)].forecast.schedule() != nullptr
-                                  ? clean
-                                  : last_use(id) < last_use(*found)));
+        !found || worth < least ||
+        (worth == least && (clean != found_clean && lanes_[index_of(tier)].forecast.schedule() != nullptr
+                                ? clean
+                                : last_use(id) < last_use(*found)));
     if (better) {
       found = id;
-      furthest = away;
+      least = worth;
       found_clean = clean;
     }
   }
   return found;
+}
+
+double Policy::worth_of(ChunkId id, Tier tier) const {
+  const double read = each_of(distance_of(id, tier));
+  return chunks_[id].is_spare(tier) ? read : read + each_of(distance_of_write(id, tier));
 }
 
 bool Policy::can_leave(ChunkId id, Tier tier) const {
@@ -136,18 +143,36 @@ std::uint64_t Policy::distance_of(ChunkId id, Tier tier) const {
     return distance_of_use_on_device(device.distance(id));
   }
   const std::uint64_t later = use ? forecast.distance(id) : device.distance(id);
-  return later == Forecast::never ? Forecast::never : after_this_pass + later;
+  return later == Forecast::never ? Forecast::never : distance_after_this_pass(later);
+}
+
+/// On the host that is the next update, which writes states and parameters, and of which gradients die.
+std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
+  const Forecast& forecast = lanes_[index_of(tier)].forecast;
+  if (tier == Tier::device) {
+    return forecast.distance_of_write(id);
+  }
+  const auto use = forecast.next_use(id);
+  return use ? distance_of_position(*use, tier) : Forecast::never;
 }
 
 std::uint64_t Policy::distance_of_position(std::size_t position, Tier tier) const {
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
   const std::uint64_t entries = position - forecast.cursor();
-  return tier == Tier::host && position >= forecast.schedule()->size() ? after_this_pass + entries : entries;
+  return tier == Tier::host && position >= forecast.schedule()->size() ? distance_after_this_pass(entries) : entries;
 }
 
-std::uint64_t Policy::distance_of_use_on_device(std::uint64_t entries) { return after_what_is_announced + entries; }
+std::uint64_t Policy::distance_of_use_on_device(std::uint64_t entries) const {
+  return size_of(lanes_[index_of(Tier::host)].forecast.schedule()) + entries;
+}
 
-bool Policy::is_after_this_pass(std::uint64_t distance) { return distance >= after_this_pass; }
+std::uint64_t Policy::distance_after_this_pass(std::uint64_t entries) const {
+  return distance_of_use_on_device(size_of(lanes_[index_of(Tier::device)].forecast.schedule())) + entries;
+}
+
+bool Policy::is_after_this_pass(std::uint64_t distance, Tier tier) const {
+  return tier == Tier::host && distance >= distance_after_this_pass(0);
+}
 
 std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
   const Tier tier = lack.tier;

@@ -10,6 +10,12 @@ constexpr std::size_t block_entries = 64;
 /// A use this near is where the program is; one further away has to be confirmed by the next access.
 constexpr std::size_t sure_distance = 32;
 
+/// The first at or after `from` of positions that are in order.
+std::optional<std::size_t> first_from(const std::vector<std::size_t>& positions, std::size_t from) {
+  const auto next = std::lower_bound(positions.begin(), positions.end(), from);
+  return next == positions.end() ? std::nullopt : std::optional(*next);
+}
+
 }  // namespace
 
 Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
@@ -17,6 +23,10 @@ Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
     const ChunkId chunk = entries_[position].chunk;
     uses_.resize(std::max<std::size_t>(uses_.size(), std::size_t{chunk} + 1));
     uses_[chunk].push_back(position);
+    if (entries_[position].mode == Access::write) {
+      writes_.resize(std::max<std::size_t>(writes_.size(), std::size_t{chunk} + 1));
+      writes_[chunk].push_back(position);
+    }
     if (position % block_entries == 0) {
       block_peaks_.push_back(0);
     }
@@ -25,11 +35,11 @@ Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
 }
 
 std::optional<std::size_t> Schedule::next_use(ChunkId chunk, std::size_t from) const {
-  if (chunk >= uses_.size()) {
-    return std::nullopt;
-  }
-  const auto next = std::lower_bound(uses_[chunk].begin(), uses_[chunk].end(), from);
-  return next == uses_[chunk].end() ? std::nullopt : std::optional(*next);
+  return chunk < uses_.size() ? first_from(uses_[chunk], from) : std::nullopt;
+}
+
+std::optional<std::size_t> Schedule::next_write(ChunkId chunk, std::size_t from) const {
+  return chunk < writes_.size() ? first_from(writes_[chunk], from) : std::nullopt;
 }
 
 std::uint64_t Schedule::program_peak(std::size_t from, std::size_t to) const {
@@ -83,6 +93,17 @@ std::optional<std::size_t> Forecast::next_use(ChunkId chunk) const {
   }
   const auto use = schedule_->next_use(chunk, 0);
   return use ? std::optional(schedule_->size() + *use) : std::nullopt;
+}
+
+std::uint64_t Forecast::distance_of_write(ChunkId chunk) const {
+  if (schedule_ == nullptr) {
+    return never;
+  }
+  if (const auto position = schedule_->next_write(chunk, cursor_)) {
+    return *position - cursor_;
+  }
+  const auto position = schedule_->next_write(chunk, 0);
+  return position ? schedule_->size() + *position - cursor_ : never;
 }
 
 void ScheduleBook::begin_pass(Key key) {

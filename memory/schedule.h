@@ -38,12 +38,15 @@ class Schedule {
   const Entry& operator[](std::size_t position) const { return entries_[position]; }
   /// The first use of the chunk at or after `from`.
   std::optional<std::size_t> next_use(ChunkId chunk, std::size_t from) const;
+  /// The first of them that writes.
+  std::optional<std::size_t> next_write(ChunkId chunk, std::size_t from) const;
   /// The most program bytes of any entry in [from, to].
   std::uint64_t program_peak(std::size_t from, std::size_t to) const;
 
  private:
   std::vector<Entry> entries_;
-  std::vector<std::vector<std::size_t>> uses_;  ///< by chunk
+  std::vector<std::vector<std::size_t>> uses_;    ///< by chunk
+  std::vector<std::vector<std::size_t>> writes_;  ///< of those
   std::vector<std::uint64_t> block_peaks_;
 };
 
@@ -71,6 +74,8 @@ class Forecast {
     const auto use = next_use(chunk);
     return !use ? never : *use < cursor_ ? 0 : *use - cursor_;
   }
+  /// How many entries from now it is written.
+  std::uint64_t distance_of_write(ChunkId chunk) const;
   /// Whether it is used again before the end of the pass. False where nothing is known.
   bool used_again(ChunkId chunk) const {
     return schedule_ != nullptr && (in_use(chunk) || schedule_->next_use(chunk, cursor_).has_value());

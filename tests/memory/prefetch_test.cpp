@@ -59,6 +59,11 @@ class World : public SimulatedDriver {
     begin_pass(1);
     pass(accesses);
     step_mark();
+    give_up_rooms();
+  }
+  /// Reports what is vacated, and leaves transfers where they are.
+  void give_up_rooms() {
+    while (unreported_vacates() > 0) report_vacate();
   }
   /// Carries out one thing after the other until `stop()`; false where nothing is left before.
   template <class Stop>
@@ -137,6 +142,7 @@ TEST(Prefetch, leaves_the_room_that_the_program_will_need_by_then) {
   world.pass({{chunks[2], device, reading}});
   world.release(tensor);
   world.pass({{chunks[3], device, reading}});
+  for (const ChunkId chunk : chunks) world.write(chunk, host);  // as an update does: no copy on the device is any good
   world.step_mark();
   world.run();
   int there = 0;
@@ -179,6 +185,7 @@ TEST(Prefetch, a_chunk_with_a_queued_update_is_not_fetched_before_it) {
   world.step_mark();
   EXPECT_TRUE(world.idle());
   world.set_update_queued(chunks[0], false);
+  world.give_up_rooms();
   ASSERT_EQ(world.in_flight().size(), 1u);
   EXPECT_EQ(world.in_flight()[0].chunk, chunks[0]);
 }
