@@ -125,11 +125,12 @@ std::span<std::byte> HostArena::used_region() const {
   return region().first(used_end_ * granule_bytes_);
 }
 
-std::vector<std::span<std::byte>> HostArena::used_parts() const {
+std::vector<std::span<std::byte>> HostArena::used_parts(std::size_t fixed_bytes) const {
   const std::span<std::byte> used = used_region();
-  const std::size_t in_huge_pages = used.size() / huge_page_bytes * huge_page_bytes;
+  const std::size_t end = used.size() / huge_page_bytes * huge_page_bytes;
+  const std::size_t begin = std::min((fixed_bytes + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes, end);
   std::vector<std::span<std::byte>> parts;
-  for (const std::span<std::byte> part : {used.first(in_huge_pages), used.subspan(in_huge_pages)}) {
+  for (const std::span<std::byte> part : {used.first(begin), used.subspan(begin, end - begin), used.subspan(end)}) {
     if (!part.empty()) parts.push_back(part);
   }
   return parts;

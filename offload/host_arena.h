@@ -51,8 +51,10 @@ class HostArena {
   std::size_t touched_bytes() const;
   /// All granules that were ever handed out lie in this first part of the region.
   std::span<std::byte> used_region() const;
-  /// The same, as it is fixed best: what fills huge pages, which the kernel then knows by those, and the rest.
-  std::vector<std::span<std::byte>> used_parts() const;
+  /// The same, as it is fixed best: what fills huge pages, which the kernel then knows by those, and what is before and
+  /// behind. The first `fixed_bytes` have been fixed before, so that they stay in the small pages that they were in:
+  /// one of those would be enough for the kernel to know all of a part by small pages.
+  std::vector<std::span<std::byte>> used_parts(std::size_t fixed_bytes) const;
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most `most_bytes` and, beyond that
   /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws

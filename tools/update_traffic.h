@@ -6,8 +6,8 @@
 
 namespace terrace {
 
-/// Reads and writes what an update of the run does, and changes none of it. What is beyond the last whole 64 elements is
-/// left out. Gradients are of the parameters' type.
+/// Reads and writes what an update of the run does, and changes none of it. What is beyond the last whole 64 elements
+/// is left out. Gradients are of the parameters' type.
 void pass_over(const UpdateRun& run, const UpdateThreads& threads);
 
 }  // namespace terrace
