@@ -16,12 +16,11 @@ std::shared_ptr<const UpdateRule> rule(const torch::optim::OptimizerOptions& gro
   const auto require = [](bool holds, const std::string& what) { require_option(holds, adamw_name, what); };
   const auto [beta1, beta2] = options.betas();
   require(!options.amsgrad(), "amsgrad is not supported");
-  require(options.lr() >= 0, "the learning rate is " + std::to_string(options.lr()) + ", not 0 or more");
-  require(options.eps() >= 0, "eps is " + std::to_string(options.eps()) + ", not 0 or more");
+  require_not_negative(options.lr(), adamw_name, "the learning rate");
+  require_not_negative(options.eps(), adamw_name, "eps");
   require(beta1 >= 0 && beta1 < 1, "the first beta is " + std::to_string(beta1) + ", not in [0, 1)");
   require(beta2 >= 0 && beta2 < 1, "the second beta is " + std::to_string(beta2) + ", not in [0, 1)");
-  require(options.weight_decay() >= 0,
-          "the weight decay is " + std::to_string(options.weight_decay()) + ", not 0 or more");
+  require_not_negative(options.weight_decay(), adamw_name, "the weight decay");
   return std::make_shared<AdamWRule>(AdamWOptions{.learning_rate = options.lr(),
                                                   .beta1 = beta1,
                                                   .beta2 = beta2,

@@ -117,4 +117,8 @@ void require_option(bool holds, std::string_view kind, const std::string& what) 
   }
 }
 
+void require_not_negative(double value, std::string_view kind, const std::string& name) {
+  require_option(value >= 0, kind, name + " is " + std::to_string(value) + ", not 0 or more");
+}
+
 }  // namespace terrace

@@ -23,6 +23,9 @@ struct OptimizerKind {
 /// Throws LogicError, in the name of the kind of optimizer, unless it `holds`.
 void require_option(bool holds, std::string_view kind, const std::string& what);
 
+/// The same of an option that is 0 or more, by its name in the message.
+void require_not_negative(double value, std::string_view kind, const std::string& name);
+
 /// The options as those of a kind. Throws LogicError if they are not.
 template <class Options>
 const Options& options_of(const torch::optim::OptimizerOptions& options, std::string_view kind) {

@@ -13,13 +13,11 @@ namespace {
 
 std::shared_ptr<const UpdateRule> rule(const torch::optim::OptimizerOptions& group, bool maximize) {
   const auto& options = options_of<SGD::Options>(group, sgd_name);
-  const auto require = [](bool holds, const std::string& what) { require_option(holds, sgd_name, what); };
-  require(options.lr() >= 0, "the learning rate is " + std::to_string(options.lr()) + ", not 0 or more");
-  require(options.momentum() >= 0, "the momentum is " + std::to_string(options.momentum()) + ", not 0 or more");
-  require(options.weight_decay() >= 0,
-          "the weight decay is " + std::to_string(options.weight_decay()) + ", not 0 or more");
-  require(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0),
-          "Nesterov's momentum needs a momentum above 0 and no dampening");
+  require_not_negative(options.lr(), sgd_name, "the learning rate");
+  require_not_negative(options.momentum(), sgd_name, "the momentum");
+  require_not_negative(options.weight_decay(), sgd_name, "the weight decay");
+  require_option(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0), sgd_name,
+                 "Nesterov's momentum needs a momentum above 0 and no dampening");
   return std::make_shared<SgdRule>(SgdOptions{.learning_rate = options.lr(),
                                               .momentum = options.momentum(),
                                               .dampening = options.dampening(),
