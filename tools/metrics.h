@@ -17,7 +17,6 @@ struct StepMetrics {
   double loss = 0;        ///< mean over the micro-batches, in nats
   double learning_rate = 0;
   std::optional<double> gradient_norm;  ///< before clipping; nothing where nobody needs it
-  std::int64_t skipped_steps = 0;       ///< so far in this run, as their gradients were not finite
   std::int64_t tokens = 0;              ///< of this step
   double seconds = 0;
   double stall_seconds = 0;  ///< of this step: the sum by cause

@@ -184,7 +184,6 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
     report.seconds += step.seconds;
     report.stall_seconds += step.stall_seconds;
     report.update_seconds += step.update_seconds;
-    report.skipped_steps = step.skipped_steps;
     for (const StallCause cause : all_stall_causes) {
       report.stall_seconds_by_cause[index_of(cause)] += step.stall_seconds_by_cause[index_of(cause)];
     }
@@ -195,6 +194,7 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
   checkpoints.at_the_end();
   report.steps = training.steps_done();
   report.loss = training.last_loss();
+  report.skipped_steps = training.skipped_steps();
 }
 
 /// What the machine could still give each tier.

@@ -89,7 +89,6 @@ StepMetrics Training::step() {
   });
   metrics.step = ++steps_done_;
   metrics.gradient_norm = optimizer_->gradient_norm();
-  metrics.skipped_steps = optimizer_->skipped_steps();
   metrics.tokens = config_.train.micro_batch * config_.train.accumulate * config_.model.sequence;
 
   const MemoryUsage now = usage();

@@ -58,6 +58,8 @@ class Training {
   std::int64_t steps_done() const noexcept { return steps_done_; }
   /// Of the last step, whichever run made it; 0 before the first.
   double last_loss() const noexcept { return last_loss_; }
+  /// So far in this run, as their gradients were not finite.
+  std::int64_t skipped_steps() const { return optimizer_->skipped_steps(); }
   std::int64_t parameters() const;
   /// Bytes of parameters, gradients, masters and moments.
   std::uint64_t state_bytes() const;
