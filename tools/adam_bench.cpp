@@ -11,7 +11,6 @@
 #include "base/units.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
-#include "tools/machine.h"
 #include "tools/paired.h"
 #include "tools/text_table.h"
 #include "tools/update_arrays.h"
@@ -139,13 +138,9 @@ void bench_adam(const BenchAdamOptions& options) {
     std::fputs(to_text(cases).c_str(), stdout);
     return;
   }
-  nlohmann::ordered_json json;
-  json["version"] = kVersion;
-  json["machine"] = machine_json(all);
-  json["instruction_set"] = adamw_instruction_set();
-  json["cases"] = nlohmann::ordered_json::array();
-  for (const Case& each : cases) json["cases"].push_back(to_json(each));
-  std::printf("%s\n", json.dump(2).c_str());
+  std::vector<nlohmann::ordered_json> list;
+  for (const Case& each : cases) list.push_back(to_json(each));
+  std::printf("%s\n", bench_json(kVersion, all, {{"instruction_set", adamw_instruction_set()}}, list).c_str());
 }
 
 }  // namespace terrace

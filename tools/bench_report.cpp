@@ -134,6 +134,15 @@ nlohmann::ordered_json interval_json(const Interval& interval) {
   return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
 }
 
+std::string bench_json(int version, int threads, const Json& common, const std::vector<Json>& cases) {
+  Json json;
+  json["version"] = version;
+  json["machine"] = machine_json(threads);
+  for (const auto& [name, value] : common.items()) json[name] = value;
+  json["cases"] = cases;
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
 std::string to_text(const std::vector<BenchCase>& cases) {
   std::string text =
       summary_table(cases) + "\n" + terms_table(cases) + "\n" + traffic_table(cases) + "\n" + kinds_table(cases) + "\n";
@@ -142,12 +151,9 @@ std::string to_text(const std::vector<BenchCase>& cases) {
 }
 
 std::string to_json(const std::vector<BenchCase>& cases, int threads) {
-  Json json;
-  json["version"] = kVersion;
-  json["machine"] = machine_json(threads);
-  json["cases"] = Json::array();
-  for (const BenchCase& result : cases) json["cases"].push_back(case_json(result));
-  return json.dump(2);
+  std::vector<Json> all;
+  for (const BenchCase& result : cases) all.push_back(case_json(result));
+  return bench_json(kVersion, threads, Json::object(), all);
 }
 
 }  // namespace terrace

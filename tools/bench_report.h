@@ -1,4 +1,5 @@
-/// The cases of `terrace bench` as tables for people and as JSON for programs.
+/// What every `terrace bench` says in the same way, and the cases of a step as tables for people and as JSON for
+/// programs.
 #pragma once
 
 #include <string>
@@ -13,6 +14,12 @@ namespace terrace {
 
 /// As every bench writes one: its median, low and high.
 nlohmann::ordered_json interval_json(const Interval& interval);
+
+/// What a bench prints as JSON: the `version` of its format, the machine with LibTorch's `threads`, the fields of
+/// `common`, which hold for all cases, and the cases. Bytes that are not UTF-8, as a folder's name may have, are
+/// replaced.
+std::string bench_json(int version, int threads, const nlohmann::ordered_json& common,
+                       const std::vector<nlohmann::ordered_json>& cases);
 
 std::string to_text(const std::vector<BenchCase>& cases);
 std::string to_json(const std::vector<BenchCase>& cases, int threads);

@@ -21,7 +21,6 @@
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
 #include "tools/link_sweep.h"
-#include "tools/machine.h"
 #include "tools/text_table.h"
 
 namespace terrace {
@@ -98,25 +97,22 @@ std::vector<Rate> measure(Device& device, std::uint64_t bytes) {
 
 std::string to_json(const Device& device, const std::vector<Rate>& rates, double copy_rate,
                     const std::vector<PacedLink>& paced) {
-  nlohmann::ordered_json json;
-  json["version"] = kVersion;
-  json["machine"] = machine_json(at::get_num_threads());
-  json["device"] = device.name();
-  json["cases"] = nlohmann::ordered_json::array();
+  nlohmann::ordered_json common{{"device", device.name()}};
+  if (!paced.empty()) common["copy_bytes_per_second"] = copy_rate;
+  std::vector<nlohmann::ordered_json> cases;
   for (const Rate& rate : rates) {
-    json["cases"].push_back({{"name", rate.name}, {"bytes_per_second", rate.bytes_per_second}});
+    cases.push_back({{"name", rate.name}, {"bytes_per_second", rate.bytes_per_second}});
   }
-  if (!paced.empty()) json["copy_bytes_per_second"] = copy_rate;
   for (const PacedLink& link : paced) {
     const Interval& share = link.achieved_over_configured;
-    json["cases"].push_back({{"name", link.name},
-                             {"configured_bytes_per_second", link.configured},
-                             {"bytes_per_second", link.configured * share.median},
-                             {"achieved_over_configured", interval_json(share)},
-                             {"judged", link.judged},
-                             {"kept", link.kept}});
+    cases.push_back({{"name", link.name},
+                     {"configured_bytes_per_second", link.configured},
+                     {"bytes_per_second", link.configured * share.median},
+                     {"achieved_over_configured", interval_json(share)},
+                     {"judged", link.judged},
+                     {"kept", link.kept}});
   }
-  return json.dump(2);
+  return bench_json(kVersion, at::get_num_threads(), common, cases);
 }
 
 std::string to_text(const Device& device, const std::vector<Rate>& rates, const std::vector<PacedLink>& paced) {

@@ -19,7 +19,6 @@
 #include "tools/bare_nvme.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
-#include "tools/machine.h"
 #include "tools/nvme_sides.h"
 #include "tools/paired.h"
 #include "tools/text_table.h"
@@ -227,13 +226,9 @@ void bench_nvme(const BenchNvmeOptions& options) {
     std::fputs(to_text(cases).c_str(), stdout);
     return;
   }
-  nlohmann::ordered_json json;
-  json["version"] = kVersion;
-  json["machine"] = machine_json(at::get_num_threads());
-  json["folder"] = options.folder.string();
-  json["cases"] = nlohmann::ordered_json::array();
-  for (const Case& each : cases) json["cases"].push_back(to_json(each));
-  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::vector<nlohmann::ordered_json> list;
+  for (const Case& each : cases) list.push_back(to_json(each));
+  std::printf("%s\n", bench_json(kVersion, at::get_num_threads(), {{"folder", options.folder.string()}}, list).c_str());
 }
 
 }  // namespace terrace

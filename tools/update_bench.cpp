@@ -14,7 +14,6 @@
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
 #include "tools/interrupt.h"
-#include "tools/machine.h"
 #include "tools/made_folders.h"
 #include "tools/text_table.h"
 #include "tools/update_case.h"
@@ -149,13 +148,9 @@ void print(const std::vector<UpdateCase>& cases, const BenchUpdateOptions& optio
     std::printf("%s\n%s", alone_table(cases).c_str(), hidden_table(cases).c_str());
     return;
   }
-  nlohmann::ordered_json json;
-  json["version"] = kVersion;
-  json["machine"] = machine_json(at::get_num_threads());
-  json["folder"] = options.folder.string();
-  json["cases"] = nlohmann::ordered_json::array();
-  for (const UpdateCase& each : cases) json["cases"].push_back(to_json(each));
-  std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  std::vector<nlohmann::ordered_json> list;
+  for (const UpdateCase& each : cases) list.push_back(to_json(each));
+  std::printf("%s\n", bench_json(kVersion, at::get_num_threads(), {{"folder", options.folder.string()}}, list).c_str());
 }
 
 }  // namespace
