@@ -1,13 +1,14 @@
 // An optimizer over managed chunks: copies what the update needs into a job and queues it.
 
 #include <algorithm>
+#include <map>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
+#include "integration/backward_watch.h"
 #include "integration/optimizer_backend.h"
 #include "integration/optimizer_states.h"
 #include "integration/session_state.h"
@@ -65,7 +66,7 @@ class Managed final : public OptimizerBackend {
           parameter.forget_updates();
         }
       }
-      watch_backward(*state, nullptr);
+      watch_.end(*state);
     }
   }
   Managed(const Managed&) = delete;
@@ -87,26 +88,24 @@ class Managed final : public OptimizerBackend {
     }
     state->add_optimizer_chunks(keeps_variance(kind_.name));
 
-    UpdateJob job = new_job(*state, groups.size());
-    std::vector<ManagedParameter*> updated;
+    Update update = new_update(*state, groups.size());
     for (std::size_t group = 0; group < groups.size(); ++group) {
       const std::shared_ptr<const UpdateRule> rule = rule_of(groups[group]);
       const auto& tensors = groups[group].params();
       for (std::size_t i = 0; i < tensors.size(); ++i) {
         if (tensors[i].grad().defined() && tensors[i].numel() != 0) {
-          updated.push_back(&managed(*state, tensors[i], group, i));
-          job.segments.push_back(segment_of(*state, *updated.back(), rule, group));
+          add(update, *state, managed(*state, tensors[i], group, i), rule, group);
         }
       }
     }
     ++steps_;
     if (updates_in_backward()) {
-      add_to_queue(*state, std::move(job), updated);
-      watch_backward(*state, &groups);
+      add_to_queue(*state, std::move(update));
+      watch_.begin(*state, groups);
       state->updates().keep_few();
     } else {
-      ticket_ = state->updates().submit(std::move(job));
-      bump_versions(updated);
+      ticket_ = state->updates().submit(std::move(update.job));
+      bump_versions(update.parameters);
     }
     state->end_step();
   }
@@ -130,31 +129,21 @@ class Managed final : public OptimizerBackend {
     state->take_in_replaced();
     state->add_optimizer_chunks(keeps_variance(kind_.name));
     ticket_.reset();
-    watch_backward(*state, on ? &groups : nullptr);
+    if (on) {
+      watch_.begin(*state, groups);
+    } else {
+      watch_.end(*state);
+    }
     groups_ = on ? &groups : nullptr;
   }
 
   bool updates_in_backward() const noexcept override { return groups_ != nullptr; }
 
  private:
-  /// A set of chunks that is updated within backward.
-  struct WatchedSet {
-    std::vector<std::pair<ManagedParameter*, std::size_t>> members;  ///< with their groups
-    std::size_t missing = 0;                                         ///< the first whose gradient was missing last
-
-    /// Whether all have their gradients, but for those that are frozen.
-    bool is_complete() {
-      const auto is_there = [](const auto& member) {
-        const at::Tensor& tensor = member.first->tensor;
-        return tensor.grad().defined() || !tensor.requires_grad();
-      };
-      if (!is_there(members[missing])) {
-        return false;
-      }
-      const auto first = std::find_if_not(members.begin(), members.end(), is_there);
-      missing = first == members.end() ? 0 : static_cast<std::size_t>(first - members.begin());
-      return first == members.end();
-    }
+  /// An update in the making, and whose gradients it holds.
+  struct Update {
+    UpdateJob job;
+    std::vector<ManagedParameter*> parameters;
   };
 
   std::shared_ptr<SessionState> session() const {
@@ -163,41 +152,41 @@ class Managed final : public OptimizerBackend {
     return state;
   }
 
-  UpdateJob new_job(SessionState& state, std::size_t groups) const {
-    return {.segments = {},
-            .groups = groups,
-            .max_gradient_norm = max_gradient_norm,
-            .loss_scale = loss_scale,
-            .non_finite = state.non_finite(),
-            .step = steps_ + 1,
-            .report = report_};
+  Update new_update(SessionState& state, std::size_t groups) const {
+    return {.job = {.segments = {},
+                    .groups = groups,
+                    .max_gradient_norm = max_gradient_norm,
+                    .loss_scale = loss_scale,
+                    .non_finite = state.non_finite(),
+                    .step = steps_ + 1,
+                    .report = report_},
+            .parameters = {}};
   }
 
-  Segment segment_of(SessionState& state, ManagedParameter& parameter, std::shared_ptr<const UpdateRule> rule,
-                     std::size_t group) {
+  void add(Update& update, SessionState& state, ManagedParameter& parameter, std::shared_ptr<const UpdateRule> rule,
+           std::size_t group) {
     take_over(parameter);
     auto gradient = std::make_shared<const HeldGradient>(state.gradients().for_update(parameter),
                                                          state.gradients().weak_from_this());
-    return {.chunks = state.chunk_sets()[parameter.chunk_set],
-            .element_offset = parameter.element_offset,
-            .elements = parameter.elements,
-            .rule = std::move(rule),
-            .updates = parameter.updates,
-            .parameter = parameter.name,
-            .group = group,
-            .gradient = std::move(gradient)};
+    update.job.segments.push_back({.chunks = state.chunk_sets()[parameter.chunk_set],
+                                   .element_offset = parameter.element_offset,
+                                   .elements = parameter.elements,
+                                   .rule = std::move(rule),
+                                   .updates = parameter.updates,
+                                   .parameter = parameter.name,
+                                   .group = group,
+                                   .gradient = std::move(gradient)});
+    update.parameters.push_back(&parameter);
   }
 
   /// The queue holds the gradients from now on, nobody else.
-  void add_to_queue(SessionState& state, UpdateJob job, const std::vector<ManagedParameter*>& updated) {
-    state.updates().add(std::move(job));
-    for (ManagedParameter* parameter : updated) {
+  void add_to_queue(SessionState& state, Update update) {
+    state.updates().add(std::move(update.job));
+    for (ManagedParameter* parameter : update.parameters) {
       parameter->tensor.mutable_grad().reset();
-      if (const auto watched = watched_parameters_.find(parameter); watched != watched_parameters_.end()) {
-        watched->second = true;
-      }
+      watch_.use_up(*parameter);
     }
-    bump_versions(updated);
+    bump_versions(update.parameters);
   }
 
   static void bump_versions(const std::vector<ManagedParameter*>& updated) {
@@ -206,65 +195,27 @@ class Managed final : public OptimizerBackend {
     }
   }
 
-  /// Begins another step's count of the gradients that come in. Without groups nothing is watched any more.
-  void watch_backward(SessionState& state, Optimizer::Groups* groups) {
-    for (ManagedParameter& parameter : state.parameters()) {
-      if (watched_parameters_.contains(&parameter)) {
-        parameter.after_accumulation = nullptr;
-      }
-    }
-    watched_parameters_.clear();
-    watched_.clear();
-    for (std::size_t group = 0; groups != nullptr && group < groups->size(); ++group) {
-      for (const at::Tensor& tensor : (*groups)[group].params()) {
-        ManagedParameter* const parameter = state.find(tensor);
-        if (parameter != nullptr && parameter->elements > 0 && state.chunk_sets()[parameter->chunk_set].momentum) {
-          if (parameter->after_accumulation) {
-            throw LogicError(std::string(kind_.name) + ": '" + parameter->name +
-                                 "' is updated within backward by another optimizer already",
-                             "let optimizers have disjoint parameters, or end the other one first");
-          }
-          watched_[parameter->chunk_set].members.emplace_back(parameter, group);
-          watched_parameters_.emplace(parameter, false);
-          parameter->after_accumulation = [this, parameter] { note_gradient(*parameter); };
-        }
-      }
-    }
-  }
-
-  /// A backward has added a gradient.
-  void note_gradient(ManagedParameter& parameter) {
-    if (!parameter.tensor.grad().defined()) {
-      return;  // the program's own hook has dropped it
+  /// A backward has added a gradient to what is watched.
+  void note_gradient(const ManagedParameter& parameter) {
+    const std::vector<BackwardWatch::Member>* const members = watch_.completed_by(parameter);
+    if (members == nullptr) {
+      return;
     }
     const std::shared_ptr<SessionState> state = session();
-    if (watched_parameters_.at(&parameter)) {
-      throw LogicError(std::string(kind_.name) + ": '" + parameter.name +
-                           "' has a second gradient since the last step, and the first is used up",
-                       "call step after each backward, also after one that failed; or do without update_in_backward to "
-                       "accumulate gradients");
-    }
-    const auto watched = watched_.find(parameter.chunk_set);
-    if (watched == watched_.end() || !watched->second.is_complete()) {
-      return;  // `step` updates what has moved to another chunk meanwhile
-    }
-    const auto& members = watched->second.members;
-    if (std::any_of(members.begin(), members.end(), [](const auto& member) {
-          return ManagedStorage::of(member.first->tensor) != member.first->storage.get();
-        })) {
-      return;  // the program has replaced a storage, which `step` takes in first
-    }
     state->require_not_gathered("update_in_backward", {parameter.chunk_set});
     const at::NoGradGuard no_grad;
-    UpdateJob job = new_job(*state, groups_->size());
-    std::vector<ManagedParameter*> updated;
-    for (const auto& [member, group] : members) {
+    Update update = new_update(*state, groups_->size());
+    std::map<std::size_t, std::shared_ptr<const UpdateRule>> rules;  // by group
+    for (const auto& [member, group] : *members) {
       if (member->tensor.grad().defined()) {
-        updated.push_back(member);
-        job.segments.push_back(segment_of(*state, *member, rule_of((*groups_)[group]), group));
+        std::shared_ptr<const UpdateRule>& rule = rules[group];
+        if (rule == nullptr) {
+          rule = rule_of((*groups_)[group]);
+        }
+        add(update, *state, *member, rule, group);
       }
     }
-    add_to_queue(*state, std::move(job), updated);
+    add_to_queue(*state, std::move(update));
     state->updates().keep_few();
   }
 
@@ -355,8 +306,7 @@ class Managed final : public OptimizerBackend {
   UpdateTicket ticket_;
   // Where parameters are updated within backward.
   Optimizer::Groups* groups_ = nullptr;  ///< null: they are not
-  std::unordered_map<std::uint32_t, WatchedSet> watched_;
-  std::unordered_map<const ManagedParameter*, bool> watched_parameters_;  ///< whether this step's gradient is used up
+  BackwardWatch watch_{kind_.name, [this](const ManagedParameter& parameter) { note_gradient(parameter); }};
 };
 
 }  // namespace

@@ -1,0 +1,80 @@
+#include "integration/backward_watch.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "integration/session_state.h"
+
+namespace terrace {
+
+bool BackwardWatch::Set::is_complete() {
+  const auto is_there = [](const Member& member) {
+    const at::Tensor& tensor = member.parameter->tensor;
+    return tensor.grad().defined() || !tensor.requires_grad();
+  };
+  if (!is_there(members[missing])) {
+    return false;
+  }
+  const auto first = std::find_if_not(members.begin(), members.end(), is_there);
+  missing = first == members.end() ? 0 : static_cast<std::size_t>(first - members.begin());
+  return first == members.end();
+}
+
+void BackwardWatch::begin(SessionState& state, const Optimizer::Groups& groups) {
+  end(state);
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& tensor : groups[group].params()) {
+      ManagedParameter* const parameter = state.find(tensor);
+      if (parameter != nullptr && parameter->elements > 0 && state.chunk_sets()[parameter->chunk_set].momentum) {
+        if (parameter->after_accumulation) {
+          throw LogicError(std::string(optimizer_) + ": '" + parameter->name +
+                               "' is updated within backward by another optimizer already",
+                           "let optimizers have disjoint parameters, or end the other one first");
+        }
+        sets_[parameter->chunk_set].members.push_back({parameter, group});
+        used_up_.emplace(parameter, false);
+        parameter->after_accumulation = [this, parameter] { on_gradient_(*parameter); };
+      }
+    }
+  }
+}
+
+void BackwardWatch::end(SessionState& state) {
+  for (ManagedParameter& parameter : state.parameters()) {
+    if (used_up_.contains(&parameter)) {
+      parameter.after_accumulation = nullptr;
+    }
+  }
+  used_up_.clear();
+  sets_.clear();
+}
+
+const std::vector<BackwardWatch::Member>* BackwardWatch::completed_by(const ManagedParameter& parameter) {
+  if (!parameter.tensor.grad().defined()) {
+    return nullptr;  // the program's own hook has dropped it
+  }
+  if (used_up_.at(&parameter)) {
+    throw LogicError(std::string(optimizer_) + ": '" + parameter.name +
+                         "' has a second gradient since the last step, and the first is used up",
+                     "call step after each backward, also after one that failed; or do without update_in_backward to "
+                     "accumulate gradients");
+  }
+  const auto set = sets_.find(parameter.chunk_set);
+  if (set == sets_.end() || !set->second.is_complete()) {
+    return nullptr;  // `step` updates what has moved to another chunk meanwhile
+  }
+  const std::vector<Member>& members = set->second.members;
+  const bool replaced = std::any_of(members.begin(), members.end(), [](const Member& member) {
+    return ManagedStorage::of(member.parameter->tensor) != member.parameter->storage.get();
+  });
+  return replaced ? nullptr : &members;  // `step` takes in storages that the program has replaced
+}
+
+void BackwardWatch::use_up(const ManagedParameter& parameter) {
+  if (const auto watched = used_up_.find(&parameter); watched != used_up_.end()) {
+    watched->second = true;
+  }
+}
+
+}  // namespace terrace

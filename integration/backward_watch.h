@@ -1,0 +1,63 @@
+/// The gradients of a step as backwards add them, for an optimizer that updates within backward: which sets of chunks
+/// have all theirs, and whose are used up.
+///
+/// Used under the session's program mutex, which a backward's hooks take too. Ended before it dies,
+/// unless the session has ended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "integration/managed_parameter.h"
+#include "integration/optimizer.h"
+
+namespace terrace {
+
+class SessionState;
+
+class BackwardWatch {
+ public:
+  struct Member {
+    ManagedParameter* parameter;
+    std::size_t group;
+  };
+
+  using Gradient = std::function<void(const ManagedParameter&)>;
+
+  /// `optimizer`: in whose name errors speak. `on_gradient`: called after each gradient, with its parameter.
+  BackwardWatch(std::string_view optimizer, Gradient on_gradient)
+      : optimizer_(optimizer), on_gradient_(std::move(on_gradient)) {}
+  BackwardWatch(const BackwardWatch&) = delete;
+  BackwardWatch& operator=(const BackwardWatch&) = delete;
+
+  /// Begins another step's count of the gradients of what is in `groups` and has states. Throws LogicError for a
+  /// parameter that another one watches.
+  void begin(SessionState& state, const Optimizer::Groups& groups);
+  void end(SessionState& state);
+
+  /// What is in the parameter's set of chunks, by group, if with this gradient all have theirs, but for those that are
+  /// frozen, and the set can be updated now; null if not. Throws LogicError for a second gradient since the step began.
+  const std::vector<Member>* completed_by(const ManagedParameter& parameter);
+  /// The update queue has the parameter's gradient. Nothing happens for what is not watched.
+  void use_up(const ManagedParameter& parameter);
+
+ private:
+  struct Set {
+    std::vector<Member> members;
+    std::size_t missing = 0;  ///< the first whose gradient was missing last
+
+    bool is_complete();
+  };
+
+  const std::string_view optimizer_;
+  const Gradient on_gradient_;
+  std::unordered_map<std::uint32_t, Set> sets_;
+  std::unordered_map<const ManagedParameter*, bool> used_up_;  ///< of what is watched
+};
+
+}  // namespace terrace
