@@ -23,6 +23,7 @@
 #include "offload/choose_engine.h"
 #include "offload/uring_engine.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/integration/mlp.h"
 #include "tests/integration/small_gpt.h"
 #include "tests/offload/fault_injecting_engine.h"
 
@@ -83,22 +84,7 @@ struct Result {
   bool used_again = false;     // the place on the drive where the first fault happened
 };
 
-struct Mlp : torch::nn::Module {
-  static constexpr std::int64_t width = 256;
-
-  Mlp() {
-    for (int i = 0; i < 4; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x;
-  }
-  std::vector<torch::nn::Linear> layers;
-};
+constexpr std::int64_t width = 256;
 
 std::vector<at::Tensor> copies_of(const torch::nn::Module& model) {
   const at::NoGradGuard no_grad;
@@ -205,7 +191,7 @@ class Faults : public ::testing::Test {
   template <class SetPhase>
   static void train(Session* session, const Setting& setting, Result& result, const SetPhase& set_phase) {
     torch::manual_seed(7);
-    const auto build = [] { return std::make_shared<Mlp>(); };
+    const auto build = [] { return std::make_shared<Mlp>(4, width); };
     const std::shared_ptr<Mlp> model = session != nullptr ? session->construct(build) : build();
     const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
     std::optional<AdamW> optimizer;
@@ -224,7 +210,7 @@ class Faults : public ::testing::Test {
     };
     const auto train_step = [&](int step, const at::Tensor& x, const at::Tensor& y) {
       enter(Phase::forward, step);
-      const at::Tensor loss = torch::mse_loss(model->forward(x), y);
+      const at::Tensor loss = torch::mse_loss(model->features(x), y);
       enter(Phase::backward, step);
       loss.backward();
       enter(Phase::update, step);
@@ -242,8 +228,8 @@ class Faults : public ::testing::Test {
         result.parameters.push_back(copies_of(*model));
       }
       for (int step = 0; step < steps; ++step) {
-        const at::Tensor x = torch::randn({8, Mlp::width}, generator);
-        const at::Tensor y = torch::randn({8, Mlp::width}, generator);
+        const at::Tensor x = torch::randn({8, width}, generator);
+        const at::Tensor y = torch::randn({8, width}, generator);
         try {
           train_step(step, x, y);
         } catch (const std::exception&) {

@@ -8,55 +8,12 @@
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
+#include "tests/integration/tight_mlp.h"
 
 namespace terrace::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using Tensors = std::vector<at::Tensor>;
-
-constexpr std::uint64_t chunk_bytes = 16 << 10;
-constexpr std::int64_t width = 60;
-
-/// Three chunks fit the device at a time, so that chunks must move.
-Config tight() {
-  Config config;
-  config.device.memory = 4 << 20;
-  config.device.chunks = 3 * chunk_bytes;
-  config.host.memory = 4 << 20;
-  config.placement.chunk = chunk_bytes;
-  config.log.level = LogLevel::error;
-  return config;
-}
-
-Config tight_on_nvme(const TemporaryFolder& folder) {
-  Config config = tight();
-  config.host.memory = 6 * chunk_bytes;
-  config.timeline.memory = 0;
-  config.nvme.paths = {folder.path()};
-  config.nvme.memory = 4 << 20;
-  const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
-  config.placement.parameters = config.placement.gradients = config.placement.optimizer = on_nvme;
-  return config;
-}
-
-/// Linear layers, each of which fills a chunk with its weight and bias.
-struct Mlp : torch::nn::Module {
-  explicit Mlp(int depth = 6) {
-    for (int i = 0; i < depth; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x.pow(2).mean();
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-
-at::Tensor batch() { return torch::randn({8, width}); }
 
 /// A model and its optimizer, with a session or without one.
 struct World {

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/base/temporary_folder.h"
+#include "tests/integration/mlp.h"
 #include "tests/integration/small_gpt.h"
 #include "tests/integration/tight_session.h"
 
@@ -19,21 +20,6 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t chunk_bytes = tight_chunk_bytes;
 constexpr std::int64_t width = tight_width;
-
-struct Mlp : torch::nn::Module {
-  explicit Mlp(int depth = 4) {
-    for (int i = 0; i < depth; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x.pow(2).mean();
-  }
-  std::vector<torch::nn::Linear> layers;
-};
 
 at::Tensor batch() { return torch::randn({8, width}); }
 
@@ -51,7 +37,7 @@ std::string smallest_in(const std::string& hint) {
 
 TEST(Misuse, a_second_session_beside_a_live_one_is_refused_and_harms_neither) {
   std::optional<Session> first(tight_config());
-  Mlp model;
+  Mlp model(4, width);
   first->manage(model);
   expect_logic_error(HasSubstr("session"), [] { Session second(tight_config()); });
   EXPECT_NO_THROW(model.forward(batch()).backward());
@@ -68,7 +54,7 @@ TEST(Misuse, a_session_that_could_not_begin_does_not_stand_in_the_way_of_the_nex
 
 TEST(Misuse, a_step_after_the_session_has_ended_is_refused) {
   std::optional<Session> session(tight_config());
-  Mlp model;
+  Mlp model(4, width);
   session->manage(model);
   AdamW optimizer(*session, AdamW::Options(1e-2));
   model.forward(batch()).backward();
@@ -81,7 +67,7 @@ TEST(Misuse, a_step_after_the_session_has_ended_is_refused) {
 
 TEST(Misuse, the_archive_of_an_optimizer_is_refused_in_favour_of_the_sessions) {
   Session session(tight_config());
-  Mlp model;
+  Mlp model(4, width);
   session.manage(model);
   AdamW optimizer(session, AdamW::Options(1e-2));
   expect_logic_error(HasSubstr("Session::save"), [&] {
@@ -104,7 +90,7 @@ TEST(Misuse, chunks_below_one_ops_operands_are_refused_with_the_smallest_setting
   std::string smallest;
   {
     Session session(config);
-    Mlp model;
+    Mlp model(4, width);
     session.manage(model);
     try {
       model.forward(batch());
@@ -122,7 +108,7 @@ TEST(Misuse, chunks_below_one_ops_operands_are_refused_with_the_smallest_setting
     second.set("device.chunks=" + smallest);
     second.device.chunks = second.device.chunks.value() - (enough ? 0 : 4096);
     Session session(second);
-    Mlp model;
+    Mlp model(4, width);
     session.manage(model);
     if (enough) {
       EXPECT_NO_THROW(model.forward(batch()));
@@ -143,7 +129,7 @@ TEST(Misuse, a_device_below_one_ops_operands_is_refused_with_the_smallest_settin
   config.device.memory = 2 * chunk_bytes;  // the batch is there as well
   std::string smallest;
   {
-    Mlp model;
+    Mlp model(4, width);
     Session session(config);
     const at::Tensor x = batch();
     EXPECT_THROW(run(session, model), c10::Error);
@@ -156,7 +142,7 @@ TEST(Misuse, a_device_below_one_ops_operands_is_refused_with_the_smallest_settin
     Config second = config;
     second.set("device.memory=" + smallest);
     second.device.memory = second.device.memory.value() - (enough ? 0 : 64);
-    Mlp model;
+    Mlp model(4, width);
     Session session(second);
     const at::Tensor x = batch();
     if (enough) {
@@ -177,7 +163,7 @@ TEST(Misuse, nothing_is_lost_where_an_ops_operands_do_not_fit) {
       config.device.chunks.reset();
       config.device.memory = 2 * chunk_bytes + 2048;
     }
-    Mlp model;
+    Mlp model(4, width);
     std::vector<at::Tensor> expected;
     for (const at::Tensor& parameter : model.parameters()) {
       expected.push_back(parameter.detach().clone());
@@ -209,7 +195,7 @@ TEST(Misuse, a_budget_below_what_must_rest_is_refused_by_manage_with_a_hint) {
   config.host.memory = 4 * chunk_bytes;
   config.timeline.memory = 0;
   config.device.memory = 4 << 20;
-  Mlp model(8);
+  Mlp model(8, width);
   Session session(config);
   try {
     session.manage(model);
@@ -244,7 +230,7 @@ TEST(Misuse, a_parameter_that_is_a_view_of_another_is_refused_by_name) {
 
 TEST(Misuse, a_parameter_that_is_a_view_of_a_managed_one_is_refused_by_name) {
   Session session(tight_config());
-  Mlp model;
+  Mlp model(4, width);
   session.manage(model);
   torch::nn::Module other;
   other.register_parameter("stolen", model.layers[0]->weight.detach());
@@ -253,7 +239,7 @@ TEST(Misuse, a_parameter_that_is_a_view_of_a_managed_one_is_refused_by_name) {
 
 TEST(Misuse, a_buffer_over_a_managed_parameter_is_left_to_it) {
   Session session(tight_config());
-  Mlp model;
+  Mlp model(4, width);
   model.register_buffer("weight_again", model.layers[0]->weight.detach());
   session.manage(model);
   EXPECT_NO_THROW(session.manage(model));
@@ -265,7 +251,7 @@ TEST(Misuse, a_parameter_that_cannot_be_updated_any_more_is_refused_at_the_step_
   for (const char* what : {"another type", "a view", "another's storage", "no type for AdamW"}) {
     SCOPED_TRACE(what);
     Session session(tight_config());
-    Mlp model;
+    Mlp model(4, width);
     session.manage(model);
     AdamW optimizer(session, AdamW::Options(1e-2));
     at::Tensor& weight = model.layers[2]->weight;
@@ -290,7 +276,7 @@ TEST(Misuse, parameters_that_have_become_views_of_one_vector_are_refused_at_the_
   Config config = tight_config();
   config.device.chunks.reset();  // they become operands of one op
   Session session(config);
-  Mlp model;
+  Mlp model(4, width);
   session.manage(model);
   AdamW optimizer(session, AdamW::Options(1e-2));
   const at::Tensor flat = torch::nn::utils::parameters_to_vector(model.parameters()).detach() * 0.5;
@@ -307,7 +293,7 @@ TEST(Misuse, parameters_that_have_become_views_of_one_vector_are_refused_at_the_
 
 TEST(Misuse, a_parameter_that_was_never_managed_is_refused_at_the_step_by_its_position) {
   Session session(tight_config());
-  Mlp model, stranger;
+  Mlp model(4, width), stranger(4, width);
   session.manage(model);
   AdamW optimizer(session, {torch::optim::OptimizerParamGroup({model.layers[0]->weight, stranger.layers[0]->weight})},
                   AdamW::Options(1e-2));
@@ -353,7 +339,7 @@ void damage_store(const std::filesystem::path& folder) {
 TEST(Misuse, an_nvme_file_that_was_damaged_surfaces_as_corrupt_data_and_as_an_error_of_the_op) {
   const TemporaryFolder folder;
   const auto session = std::make_unique<Session>(on_nvme(folder));
-  Mlp model(8);
+  Mlp model(8, width);
   session->manage(model);
   for (auto& layer : model.layers) {
     layer->weight.sum();
@@ -377,7 +363,7 @@ TEST(Misuse, an_nvme_file_that_was_damaged_surfaces_as_corrupt_data_and_as_an_er
 TEST(Misuse, bytes_that_are_damaged_at_the_end_leave_their_parameters_guarded) {
   const TemporaryFolder folder;
   auto session = std::make_unique<Session>(on_nvme(folder));
-  const auto model = std::make_shared<Mlp>(8);
+  const auto model = std::make_shared<Mlp>(8, width);
   session->manage(*model);
   for (auto& layer : model->layers) {
     layer->weight.sum();
@@ -396,7 +382,7 @@ TEST(Misuse, bytes_that_are_damaged_at_the_end_leave_their_parameters_guarded) {
   EXPECT_GT(guarded, 0);
   // And are told from others by the next session, which has chunks of its own.
   Session next(tight_config());
-  Mlp other(8);
+  Mlp other(8, width);
   next.manage(other);
   expect_logic_error(HasSubstr("left over"), [&] { next.manage(*model); });
   expect_logic_error(HasSubstr("left over"), [&] { const Gathered view = next.gather(*model, Access::read); });
@@ -414,7 +400,7 @@ TEST(Misuse, bytes_that_are_damaged_at_the_end_leave_their_parameters_guarded) {
 TEST(Misuse, damage_that_the_update_meets_reaches_the_program) {
   const TemporaryFolder folder;
   Session session(on_nvme(folder));
-  Mlp model(8);
+  Mlp model(8, width);
   session.manage(model);
   AdamW optimizer(session, AdamW::Options(1e-2));
   for (int i = 0; i < 2; ++i) {

@@ -1,5 +1,4 @@
-/// A model of a few layers in a session so tight that its chunks move, or without a session, for the tests of
-/// optimizers.
+/// An Mlp in a tight session or without a session, for the tests of optimizers.
 #pragma once
 
 #include <functional>
@@ -14,57 +13,14 @@
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
+#include "tests/integration/tight_mlp.h"
 
 namespace terrace::testing {
 
-using Tensors = std::vector<at::Tensor>;
 using Group = torch::optim::OptimizerParamGroup;
 
-inline constexpr std::uint64_t chunk_bytes = 16 << 10;
-inline constexpr std::int64_t width = 60;
-
-/// Three chunks fit the device at a time, so that chunks must move.
-inline Config tight() {
-  Config config;
-  config.device.memory = 4 << 20;
-  config.device.chunks = 3 * chunk_bytes;
-  config.host.memory = 4 << 20;
-  config.placement.chunk = chunk_bytes;
-  config.log.level = LogLevel::error;
-  return config;
-}
-
-inline Config tight_on_nvme(const TemporaryFolder& folder) {
-  Config config = tight();
-  config.host.memory = 10 * chunk_bytes;
-  config.timeline.memory = 0;
-  config.nvme.paths = {folder.path()};
-  config.nvme.memory = 4 << 20;
-  const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
-  config.placement.parameters = config.placement.gradients = config.placement.optimizer = on_nvme;
-  return config;
-}
-
-/// Linear layers, each of which fills a chunk with its weight and bias.
-struct Mlp : torch::nn::Module {
-  explicit Mlp(int depth = 6) {
-    for (int i = 0; i < depth; ++i) {
-      add();
-    }
-  }
-  void add() {
-    layers.push_back(register_module("layer" + std::to_string(layers.size()), torch::nn::Linear(width, width)));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x.pow(2).mean();
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-
-inline at::Tensor batch(at::ScalarType type = at::kFloat) { return torch::randn({8, width}).to(type); }
+/// Where bf16 parameters have masters, an update brings more to the host.
+inline constexpr std::uint64_t host_chunks = 10;
 
 /// A model, with a session or without one.
 struct World {
@@ -123,7 +79,7 @@ inline void expect_the_bits_of_unmanaged(const std::function<Tensors(World&)>& p
   Tensors expected = program(plain);
   add_parameters(plain, expected);
   const TemporaryFolder folder;
-  for (Config config : {tight(), tight_on_nvme(folder)}) {
+  for (Config config : {tight(), tight_on_nvme(folder, host_chunks)}) {
     config.optimizer = optimizer;
     if (type == at::kBFloat16) {
       config.device.chunks = 2 * chunk_bytes;  // a chunk holds two layers

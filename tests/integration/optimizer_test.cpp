@@ -55,7 +55,7 @@ TEST(NonFiniteGradients, that_are_skipped_leave_training_as_if_the_step_had_not_
       World plain(nullptr, type);
       const Tensors expected = train(plain, false);
       const TemporaryFolder folder;
-      for (Config config : {tight(), tight_on_nvme(folder)}) {
+      for (Config config : {tight(), tight_on_nvme(folder, host_chunks)}) {
         config.optimizer.non_finite = "skip";
         World managed(&config, type);
         const Tensors actual = train(managed, true);
@@ -248,7 +248,7 @@ TEST(UpdateInBackward, gives_the_bits_of_updates_after_it) {
     World plain(nullptr, type);
     const Tensors expected = train(plain, false);
     const TemporaryFolder folder;
-    for (const Config& config : {tight(), tight_on_nvme(folder)}) {
+    for (const Config& config : {tight(), tight_on_nvme(folder, host_chunks)}) {
       World managed(&config, type);
       const Tensors actual = train(managed, true);
       EXPECT_EQ(managed.session->last_error(), nullptr);

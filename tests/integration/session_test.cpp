@@ -9,59 +9,12 @@
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
+#include "tests/integration/tight_mlp.h"
 
 namespace terrace::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using Tensors = std::vector<at::Tensor>;
-
-constexpr std::uint64_t chunk_bytes = 16 << 10;
-
-/// Three chunks fit the device at a time, so that chunks must move.
-Config tight() {
-  Config config;
-  config.device.memory = 4 << 20;
-  config.device.chunks = 3 * chunk_bytes;
-  config.host.memory = 4 << 20;
-  config.placement.chunk = chunk_bytes;
-  config.log.level = LogLevel::error;
-  return config;
-}
-
-/// The same with everything at rest on NVMe, and a host that holds little more than one update.
-Config tight_on_nvme(const TemporaryFolder& folder) {
-  Config config = tight();
-  config.host.memory = 6 * chunk_bytes;
-  config.timeline.memory = 0;
-  config.nvme.paths = {folder.path()};
-  config.nvme.memory = 4 << 20;
-  const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
-  config.placement.parameters = config.placement.gradients = config.placement.optimizer = on_nvme;
-  return config;
-}
-
-/// Linear layers, each of which fills a chunk with its weight and bias.
-struct Mlp : torch::nn::Module {
-  static constexpr std::int64_t width = 60;
-
-  explicit Mlp(int depth = 6) {
-    for (int i = 0; i < depth; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(width, width)));
-    }
-  }
-
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x.pow(2).mean();
-  }
-
-  std::vector<torch::nn::Linear> layers;
-};
-
-at::Tensor batch() { return torch::randn({8, Mlp::width}); }
 
 /// What a program runs in: with a session, or without one.
 struct World {
@@ -289,7 +242,7 @@ TEST(Session, in_place_writes_to_parameters_are_honoured_and_survive_eviction) {
         model->layers[2]->weight.copy_(model->layers[5]->weight);
         model->layers[3]->bias.slice(0, 10, 20).fill_(0.25);
         at::_foreach_add_({model->layers[1]->bias, model->layers[2]->bias}, 0.01);
-        torch::add_out(model->layers[4]->bias, model->layers[3]->bias, torch::ones({Mlp::width}));
+        torch::add_out(model->layers[4]->bias, model->layers[3]->bias, torch::ones({width}));
       }
       torch::nn::init::xavier_uniform_(model->layers[4]->weight);
       torch::nn::init::zeros_(model->layers[5]->bias);
@@ -345,8 +298,8 @@ struct Normalized : torch::nn::Module {
   Normalized() {
     for (int i = 0; i < 4; ++i) {
       const std::string number = std::to_string(i);
-      layers.push_back(register_module("layer" + number, torch::nn::Linear(Mlp::width, Mlp::width)));
-      norms.push_back(register_module("norm" + number, torch::nn::BatchNorm1d(Mlp::width)));
+      layers.push_back(register_module("layer" + number, torch::nn::Linear(width, width)));
+      norms.push_back(register_module("norm" + number, torch::nn::BatchNorm1d(width)));
     }
   }
   at::Tensor forward(at::Tensor x) {
@@ -395,7 +348,7 @@ namespace {
 
 struct Tied : torch::nn::Module {
   Tied() {
-    embedding = register_parameter("embedding", torch::randn({40, Mlp::width}) * 0.1);
+    embedding = register_parameter("embedding", torch::randn({40, width}) * 0.1);
     middle = register_module("middle", std::make_shared<Mlp>(4));
     head = register_parameter("head", embedding);
   }
@@ -555,7 +508,7 @@ TEST(Session, modules_that_are_added_later_can_be_managed_then) {
     auto optimizer = world.adamw(*model);
     Tensors results;
     train(*model, *optimizer, 2, results);
-    torch::nn::Linear added(Mlp::width, Mlp::width);
+    torch::nn::Linear added(width, width);
     model->layers.push_back(model->register_module("added", added));
     world.manage(*model);
     if (!world.session) {  // in a session it joins by itself
@@ -577,7 +530,7 @@ namespace {
 /// Parameters of unusual shape: transposed in memory, channels last, scalar, empty.
 struct Unusual : torch::nn::Module {
   Unusual() {
-    transposed = register_parameter("transposed", torch::randn({Mlp::width, 50}).t() * 0.1);
+    transposed = register_parameter("transposed", torch::randn({width, 50}).t() * 0.1);
     body = register_module("body", std::make_shared<Mlp>(4));
     filter =
         register_parameter("filter", (torch::randn({3, 2, 3, 3}) * 0.1).contiguous(at::MemoryFormat::ChannelsLast));

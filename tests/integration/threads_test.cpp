@@ -8,6 +8,7 @@
 #include "integration/session_state.h"
 #include "memory/access_stream.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/integration/mlp.h"
 #include "tests/integration/small_gpt.h"
 #include "tests/integration/tight_session.h"
 
@@ -18,26 +19,11 @@ using ::testing::HasSubstr;
 
 constexpr int steps = 10;
 
-struct Layers : torch::nn::Module {
-  explicit Layers(int depth = 6) {
-    for (int i = 0; i < depth; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(tight_width, tight_width)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = torch::tanh(layer(x));
-    }
-    return x;
-  }
-  std::vector<torch::nn::Linear> layers;
-};
-
 /// A model with the data that it is to see. LibTorch's generator belongs to the thread that makes it.
 struct Pupil {
   explicit Pupil(Session* session, std::uint64_t seed) {
     torch::manual_seed(seed);
-    const auto build = [] { return std::make_shared<Layers>(); };
+    const auto build = [] { return std::make_shared<Mlp>(6, tight_width); };
     model = session != nullptr ? session->construct(build) : build();
     for (int step = 0; step < steps; ++step) {
       batches.push_back(torch::randn({8, tight_width}));
@@ -49,7 +35,7 @@ struct Pupil {
   /// Losses and, at the end, parameters are kept as copies.
   void train(AdamW& optimizer) {
     for (const at::Tensor& batch : batches) {
-      const at::Tensor loss = model->forward(batch).pow(2).mean();
+      const at::Tensor loss = model->forward(batch);
       loss.backward();
       optimizer.step();
       optimizer.zero_grad();
@@ -63,11 +49,11 @@ struct Pupil {
   void evaluate() {
     const torch::NoGradGuard no_grad;
     for (const at::Tensor& batch : batches) {
-      seen.push_back(model->forward(batch));
+      seen.push_back(model->features(batch));
     }
   }
 
-  std::shared_ptr<Layers> model;
+  std::shared_ptr<Mlp> model;
   std::vector<at::Tensor> batches;
   std::vector<at::Tensor> seen;
 };
@@ -237,7 +223,7 @@ TEST_P(Threads, two_that_train_one_model_do_no_more_harm_than_without_a_session)
     const auto train = [&] {
       for (const at::Tensor& batch : pupil.batches) {
         try {
-          pupil.model->forward(batch).pow(2).mean().backward();
+          pupil.model->forward(batch).backward();
           optimizer.step();
         } catch (const std::exception&) {
           // A graph whose parameters the other thread has updated, or a chunk that it holds.
@@ -278,7 +264,7 @@ TEST(ThreadsOfOneSession, a_view_that_another_thread_holds_makes_step_throw_with
   Pupil pupil(&session, 1);
   session.manage(*pupil.model);
   AdamW optimizer(session, AdamW::Options(1e-2));
-  pupil.model->forward(pupil.batches[0]).pow(2).mean().backward();
+  pupil.model->forward(pupil.batches[0]).backward();
   std::optional<Gathered> view;
   at_once({[&] { view.emplace(session.gather({pupil.model->layers[3]->weight}, Access::read)); }});
   expect_logic_error(HasSubstr("'layer3.weight' is gathered"), [&] { optimizer.step(); });
@@ -329,7 +315,7 @@ TEST(ThreadsOfOneSession, a_hook_of_the_program_may_step_while_another_thread_do
   torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<StepsWhenLast>(of_first));
   at_once({[&] {
              for (const at::Tensor& batch : first.batches) {
-               first.model->forward(batch).pow(2).mean().backward();
+               first.model->forward(batch).backward();
                of_first.zero_grad();
              }
            },
