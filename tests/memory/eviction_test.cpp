@@ -1,0 +1,161 @@
+// What the policy has leave a tier, and when, once it has seen a pass.
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/policy.h"
+#include "tests/memory/prefetch_world.h"
+
+namespace terrace {
+namespace {
+
+using testing::Contains;
+using testing::Not;
+using Call = SimulatedDriver::Call;
+using World = PrefetchWorld;
+
+TEST(Eviction, takes_the_copy_whose_next_use_is_furthest_counted_around_the_end) {
+  World world(3, 16, 0, 1);
+  const auto chunks = world.chunks(5, host);
+  const auto [a, b, c, d, e] = std::tuple(chunks[0], chunks[1], chunks[2], chunks[3], chunks[4]);
+  // After d, b is used at once, a in the next pass, c not before a.
+  const std::vector<ChunkAccess> accesses = reads({a, b, c, d, b, a, c});
+  world.learn(accesses);
+  world.run();
+  world.pass(reads({a, b, c}));
+  world.run();
+  // Of a, b and c the one that leaves for d is c, though it was used last.
+  EXPECT_EQ(world.state(c, device), CopyState::absent);
+  EXPECT_EQ(world.state(a, device), CopyState::valid);
+  EXPECT_EQ(world.state(b, device), CopyState::valid);
+  EXPECT_EQ(world.state(d, device), CopyState::valid) << "it was fetched ahead";
+  (void)e;
+}
+
+TEST(Eviction, what_the_pass_is_done_with_is_written_home_before_its_room_is_needed) {
+  World world(8, 16, 0, 1);
+  const ChunkId gradient = world.chunk(host);
+  const ChunkId other = world.chunk(host);
+  const std::vector<ChunkAccess> accesses{{gradient, device, writing}, {other, device, reading}};
+  world.learn(accesses);
+  world.run();
+  world.take_actions();
+  Call& call = world.acquire({{gradient, device, writing}});
+  ASSERT_TRUE(call.granted());
+  world.release(call);
+  EXPECT_THAT(world.take_actions(), Contains(moves(gradient, device, host)));
+  EXPECT_EQ(world.in_flight().back().priority, TransferPriority::write_back);
+  world.run();
+  EXPECT_EQ(world.state(gradient, device), CopyState::valid) << "it stays as a clean copy";
+  EXPECT_EQ(world.state(gradient, host), CopyState::valid);
+}
+
+/// Follows a pass that writes the first chunk: it is written home after the last of these writes, and not before.
+void expect_written_home_after_the_last_write(const std::vector<Access>& modes) {
+  World world(8, 16, 0, 1);
+  const ChunkId gradient = world.chunk(host);
+  const ChunkId other = world.chunk(host);
+  std::vector<ChunkAccess> pass;
+  for (const Access mode : modes) pass.push_back({mode == writing ? gradient : other, device, mode});
+  world.learn(pass);
+  world.run();
+  world.take_actions();
+  std::size_t left = static_cast<std::size_t>(std::count(modes.begin(), modes.end(), writing));
+  for (const ChunkAccess& access : pass) {
+    Call& call = world.acquire({access});
+    ASSERT_TRUE(call.granted());
+    world.release(call);
+    if (access.chunk == gradient) --left;
+    const auto actions = world.take_actions();
+    if (left > 0) {
+      EXPECT_THAT(actions, Not(Contains(moves(gradient, device, host)))) << left << " writes to come";
+    } else if (access.chunk == gradient) {
+      EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    }
+    world.run();
+  }
+}
+
+TEST(Eviction, what_the_pass_writes_again_is_not_written_home_in_between) {
+  expect_written_home_after_the_last_write({writing, reading, writing});
+}
+
+TEST(Eviction, what_the_pass_writes_several_times_in_a_row_is_written_home_after_the_last) {
+  expect_written_home_after_the_last_write({writing, writing, writing, reading});
+}
+
+/// Gradients at home on NVMe, updated on the host in order, and made on the device in the opposite one.
+struct Backward : World {
+  Backward(int count, std::uint64_t host_mib) : World(4, host_mib, 16, 4) {
+    gradients = chunks(count, nvme);
+    for (const ChunkId gradient : gradients) discard(gradient);
+    run();
+    announce(gradients);
+    std::vector<ChunkAccess> accesses;
+    for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
+      accesses.push_back({*gradient, device, writing});
+    }
+    learn(accesses);
+    run();
+    pass_updates();
+    take_actions();
+    pass(accesses);
+    run();
+  }
+  /// The update reads the gradients on the host; then they are dead.
+  void pass_updates() {
+    for (const ChunkId gradient : gradients) {
+      use(gradient, host, reading);
+      discard(gradient);
+      run();
+    }
+  }
+
+  std::vector<ChunkId> gradients;
+};
+
+TEST(Eviction, what_the_update_needs_stays_on_the_host_instead_of_going_home_to_nvme) {
+  Backward world(3, 4);
+  const auto actions = world.take_actions();
+  for (const ChunkId gradient : world.gradients) {
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    EXPECT_EQ(world.state(gradient, host), CopyState::valid);
+    EXPECT_EQ(world.state(gradient, nvme), CopyState::reserved);
+  }
+  world.pass_updates();
+  EXPECT_EQ(world.policy().demand_fetches(), 0u);
+}
+
+TEST(Eviction, what_the_update_needs_last_passes_the_host_on_its_way_to_nvme) {
+  Backward world(5, 2);
+  const auto actions = world.take_actions();
+  for (int i = 0; i < 5; ++i) {
+    const ChunkId gradient = world.gradients[i];
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host))) << i;
+    EXPECT_EQ(world.state(gradient, host), i < 2 ? CopyState::valid : CopyState::absent) << i;
+    EXPECT_EQ(world.state(gradient, nvme), i < 2 ? CopyState::reserved : CopyState::valid) << i;
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, nvme, host)))) << i << " is brought back too early";
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, device, nvme)))) << i;
+  }
+}
+
+TEST(Eviction, a_chunk_that_fails_to_reach_the_host_on_its_way_to_nvme_stays_where_it_is) {
+  Backward world(3, 4);
+  world.pass_updates();
+  world.step_mark();
+  Call& call = world.acquire({{world.gradients[2], device, writing}});
+  world.run();
+  world.release(call);
+  ASSERT_TRUE(world.has_in_flight(world.gradients[2], device, host));
+  world.fail();
+  EXPECT_EQ(world.state(world.gradients[2], device), CopyState::valid);
+  EXPECT_EQ(world.state(world.gradients[2], host), CopyState::absent);
+  world.use(world.gradients[2], host, reading);
+}
+
+}  // namespace
+}  // namespace terrace
