@@ -1,67 +1,24 @@
-// Recomputing a block changes memory and time, and nothing else: the same bits, and the same errors.
+// Recomputing a block changes memory and time, and nothing else: the bits are the same, whatever is in it.
 
 #include <functional>
-#include <stdexcept>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <ATen/autocast_mode.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include "integration/saved_tensors.h"
+#include "tests/integration/block_world.h"
 #include "tests/integration/small_gpt.h"
 
 namespace terrace::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
-using Tensors = std::vector<at::Tensor>;
+using World = BlockWorld;
 
-constexpr std::int64_t width = 16;
-
-Config planned(const char* activations) {
-  Config config;
-  config.device.memory = 16 << 20;
-  config.device.chunks = 1 << 20;
-  config.host.memory = 16 << 20;
-  config.placement.chunk = 16 << 10;
-  config.placement.activations = activations;
-  config.log.level = LogLevel::error;
-  return config;
-}
-
-/// What a program that uses blocks runs in: no session, or one that keeps or recomputes activations.
-class World {
- public:
-  explicit World(const char* activations = nullptr) {
-    at::set_num_threads(1);
-    torch::manual_seed(5);
-    if (activations != nullptr) {
-      session_.emplace(planned(activations));
-    }
-  }
-
-  torch::nn::Linear linear(std::int64_t in = width, std::int64_t out = width) {
-    torch::nn::Linear made(in, out);
-    manage(*made);
-    return made;
-  }
-  void manage(torch::nn::Module& module) {
-    if (session_) {
-      session_->manage(module);
-    }
-  }
-  std::optional<Session>& session() { return session_; }
-
-  /// Runs of blocks' functions, where they count them.
-  int runs = 0;
-
- private:
-  std::optional<Session> session_;
-};
+constexpr std::int64_t width = BlockWorld::width;
 
 /// Runs `program`, which returns what must not depend on the plan, in each world. When recomputed, functions ran
 /// `again` more times.
@@ -90,45 +47,6 @@ void expect_the_same_everywhere(int again, const std::function<Tensors(World&)>&
 }
 
 at::Tensor copy_of(const at::Tensor& tensor) { return tensor.detach().clone(); }
-
-at::Tensor input(std::int64_t rows = 4) { return torch::randn({rows, width}).requires_grad_(); }
-
-/// A world that recomputes, and what its tests share.
-class Recompute : public ::testing::Test {
- protected:
-  World world{"recompute"};
-  torch::nn::Linear linear = world.linear();
-  at::Tensor x = input();
-
-  /// As a block: a linear layer and an activation.
-  at::Tensor layer() {
-    return block(
-        [this](const at::Tensor& value) {
-          ++world.runs;
-          return torch::tanh(linear(value));
-        },
-        x);
-  }
-};
-
-/// What `call` throws.
-template <class Expected, class Call>
-std::string error_of(Call&& call) {
-  try {
-    call();
-  } catch (const Expected& error) {
-    if constexpr (std::is_base_of_v<c10::Error, Expected>) {
-      return error.what_without_backtrace();
-    } else {
-      return error.what();
-    }
-  }
-  ADD_FAILURE() << "nothing was refused";
-  return "";
-}
-
-constexpr const char* changed_in_place =
-    "one of the variables needed for gradient computation has been modified by an inplace operation: [CPUFloatType [";
 
 /// Square that keeps its input as an autograd function of the program's own.
 struct Square : torch::autograd::Function<Square> {
@@ -235,9 +153,13 @@ TEST(Block, within_a_block_is_part_of_it) {
   });
 }
 
+namespace {
+
 struct Halves {
   at::Tensor left, right;
 };
+
+}  // namespace
 
 TEST(Block, takes_and_returns_anything) {
   expect_the_same_everywhere(1, [](World& world) {
@@ -502,220 +424,6 @@ TEST(Block, takes_function_objects_that_can_only_be_moved) {
       block([held = std::move(weight)](const at::Tensor& value) { return torch::tanh(value * *held); }, x);
   y.sum().backward();
   EXPECT_TRUE(x.grad().defined());
-}
-
-namespace {
-
-/// Eight layers of a wide MLP: the highest use of the device in one step, and what is left afterwards.
-std::uint64_t peak_of_a_deep_mlp(const char* activations) {
-  World world(activations);
-  std::vector<torch::nn::Linear> layers;
-  for (int i = 0; i < 8; ++i) {
-    layers.push_back(world.linear());
-  }
-  const std::uint64_t before = world.session()->memory_usage().now(Tier::device, Kind::other);
-  {
-    at::Tensor x = torch::randn({512, width});
-    for (auto& layer : layers) {
-      x = block(
-          [layer](const at::Tensor& value) mutable {
-            at::Tensor y = layer(value);
-            for (int i = 0; i < 6; ++i) {
-              y = torch::tanh(y).exp();
-            }
-            return y;
-          },
-          x);
-    }
-    x.sum().backward();
-  }
-  const MemoryUsage usage = world.session()->memory_usage();
-  EXPECT_EQ(usage.now(Tier::device, Kind::other), before) << "something is still held";
-  return usage.peak(Tier::device, Kind::other);
-}
-
-}  // namespace
-
-TEST(Block, lowers_the_peak_of_device_memory) {
-  constexpr std::uint64_t activation = 512 * width * sizeof(float);
-  const std::uint64_t kept = peak_of_a_deep_mlp("keep");
-  const std::uint64_t recomputed = peak_of_a_deep_mlp("recompute");
-  EXPECT_GT(kept, 8 * 12 * activation);
-  EXPECT_LT(recomputed, (8 + 12 + 8) * activation);  // the inputs of blocks, one block's own, and what ops need
-}
-
-TEST_F(Recompute, drops_what_a_partial_backward_leaves) {
-  const auto used = [&] { return world.session()->memory_usage().now(Tier::device, Kind::other); };
-  at::Tensor scale = torch::randn({512, width}).requires_grad_();
-  x = torch::randn({512, width}).requires_grad_();
-  const auto parts =
-      block([&](const at::Tensor& a, const at::Tensor& b) { return std::pair(a.exp(), b.sin().cos()); }, x, scale);
-  const at::Tensor loss = parts.first.sum() + parts.second.sum();
-  const std::uint64_t before = used();
-  const auto gradient = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true);
-  EXPECT_LE(used(), before + gradient[0].nbytes() + 4096);
-}
-
-TEST_F(Recompute, fails_as_libtorch_does_if_an_input_was_changed_in_place) {
-  const auto text_of = [&] {
-    x = torch::randn({4, width});
-    const at::Tensor y = layer();
-    x.add_(1);
-    return error_of<c10::Error>([&] { y.sum().backward(); });
-  };
-  const std::string text = text_of();
-  EXPECT_THAT(text, StartsWith(changed_in_place));
-  EXPECT_EQ(world.runs, 1);
-  world.session().reset();
-  EXPECT_EQ(text_of(), text);
-}
-
-TEST_F(Recompute, fails_as_libtorch_does_if_its_function_changes_in_place_what_was_saved) {
-  const auto text_of = [&] {
-    const at::Tensor y = block(
-        [&](const at::Tensor& value) {
-          at::Tensor hidden = torch::tanh(linear(value));
-          hidden.mul_(2);
-          return hidden.sin();
-        },
-        x);
-    return error_of<c10::Error>([&] { y.sum().backward(); });
-  };
-  const std::string text = text_of();
-  EXPECT_THAT(text, AllOf(StartsWith(changed_in_place), HasSubstr("which is output 0 of TanhBackward0")));
-  world.session().reset();
-  EXPECT_EQ(text_of(), text);
-}
-
-TEST_F(Recompute, fails_if_a_parameter_was_changed_in_place) {
-  const at::Tensor y = layer();
-  {
-    const torch::NoGradGuard no_grad;
-    linear->weight.mul_(2);
-  }
-  EXPECT_THAT(error_of<c10::Error>([&] { y.sum().backward(); }),
-              AllOf(StartsWith(changed_in_place), HasSubstr("[16, 16]] is at version")));
-  EXPECT_EQ(world.runs, 1);
-}
-
-TEST_F(Recompute, fails_as_libtorch_does_if_its_result_was_changed_in_place) {
-  const auto text_of = [&] {
-    const at::Tensor y = layer();
-    y.mul_(2);
-    return error_of<c10::Error>([&] { y.sum().backward(); });
-  };
-  const std::string text = text_of();
-  EXPECT_THAT(text, AllOf(StartsWith(changed_in_place), HasSubstr("output 0 of TanhBackward0")));
-  world.session().reset();
-  EXPECT_EQ(text_of(), text);
-}
-
-TEST_F(Recompute, fails_if_a_parameter_that_is_read_but_not_saved_was_changed_in_place) {
-  const at::Tensor y = layer();
-  {
-    const torch::NoGradGuard no_grad;
-    linear->bias.add_(1);
-  }
-  EXPECT_THAT(
-      error_of<c10::Error>([&] { y.sum().backward(); }),
-      AllOf(StartsWith(changed_in_place), HasSubstr("[16]] is at version 2; expected version 1 instead. Hint")));
-  EXPECT_EQ(world.runs, 1);
-}
-
-TEST_F(Recompute, fails_if_an_input_that_is_read_but_not_saved_was_changed_in_place) {
-  const at::Tensor shift = torch::randn({4, width});
-  const at::Tensor y = block([](const at::Tensor& a, const Tensors& b) { return (a + b[0]).sin(); }, x, Tensors{shift});
-  shift.add_(1);
-  EXPECT_THAT(error_of<c10::Error>([&] { y.sum().backward(); }), StartsWith(changed_in_place));
-}
-
-TEST_F(Recompute, fails_if_its_function_changes_an_input_in_place) {
-  x = input() * 1;
-  const at::Tensor y = block([](at::Tensor value) { return value.add_(1).sin(); }, x);
-  EXPECT_THAT(error_of<c10::Error>([&] { y.sum().backward(); }), StartsWith(changed_in_place));
-}
-
-TEST_F(Recompute, ends_with_its_result_where_its_function_changes_an_input_in_place) {
-  auto token = std::make_shared<int>();
-  const std::weak_ptr<int> held = token;
-  {
-    x = input() * 1;
-    const at::Tensor y = block([token = std::move(token)](at::Tensor value) { return value.add_(1).sin(); }, x);
-    x = at::Tensor();
-    EXPECT_FALSE(held.expired());
-  }
-  EXPECT_TRUE(held.expired());
-}
-
-TEST_F(Recompute, fails_if_the_optimizer_stepped_since_the_forward) {
-  AdamW optimizer(*world.session(), AdamW::Options(1e-2));
-  layer().sum().backward();
-  const at::Tensor y = layer();
-  optimizer.step();
-  EXPECT_THAT(error_of<c10::Error>([&] { y.sum().backward(); }), StartsWith(changed_in_place));
-  optimizer.zero_grad();
-  EXPECT_NO_THROW(layer().sum().backward());
-}
-
-TEST_F(Recompute, passes_on_what_its_function_throws_in_forward) {
-  struct Refused : std::runtime_error {
-    using std::runtime_error::runtime_error;
-  };
-  const auto refuse = [&](const at::Tensor& value) -> at::Tensor {
-    const at::Tensor saved = torch::tanh(linear(value));
-    throw Refused("in forward");
-  };
-  EXPECT_EQ(error_of<Refused>([&] { block(refuse, x); }), "in forward");
-  EXPECT_EQ(SavedTensorScope::current(), nullptr);
-  EXPECT_EQ(RecomputedBlock::recording(), nullptr);
-  layer().sum().backward();
-  EXPECT_EQ(world.runs, 2);
-}
-
-TEST_F(Recompute, passes_on_what_its_function_throws_when_it_runs_again) {
-  struct Refused : std::runtime_error {
-    using std::runtime_error::runtime_error;
-  };
-  const at::Tensor y = block(
-      [&](const at::Tensor& value) {
-        const at::Tensor result = torch::dropout(torch::tanh(linear(value)), 0.5, true);
-        if (++world.runs == 2) {
-          throw Refused("in backward");
-        }
-        return result;
-      },
-      x);
-  const at::Tensor next_numbers = [&] {
-    const GeneratorScope again(GeneratorState::now());
-    return torch::rand({8});
-  }();
-  EXPECT_EQ(error_of<Refused>([&] { y.sum().backward({}, /*retain_graph=*/true); }), "in backward");
-  EXPECT_EQ(SavedTensorScope::current(), nullptr);
-  EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
-  EXPECT_TRUE(same_bits(torch::rand({8}), next_numbers));
-  y.sum().backward();
-  EXPECT_EQ(world.runs, 3);
-  EXPECT_TRUE(x.grad().defined());
-}
-
-TEST_F(Recompute, fails_if_the_second_run_saves_other_tensors) {
-  constexpr const char* advice = "must be deterministic";
-  const auto error_when_again = [&](const std::function<at::Tensor(const at::Tensor&)>& again) {
-    world.runs = 0;
-    const at::Tensor y =
-        block([&](const at::Tensor& value) { return ++world.runs == 1 ? value.tanh().sin() : again(value); }, x);
-    const std::string text = error_of<LogicError>([&] { y.sum().backward(); });
-    EXPECT_EQ(SavedTensorScope::current(), nullptr);
-    return text;
-  };
-  EXPECT_THAT(error_when_again([](const at::Tensor& value) { return value.sin(); }),
-              AllOf(HasSubstr("it saved 1 tensors, and 2 at first"), HasSubstr(advice)));
-  EXPECT_THAT(error_when_again([](const at::Tensor& value) { return value.tanh().sin().sin(); }),
-              AllOf(HasSubstr("it saved 3 tensors, and 2 at first"), HasSubstr(advice)));
-  EXPECT_THAT(error_when_again([](const at::Tensor& value) { return value.slice(0, 0, 2).tanh().sin(); }),
-              AllOf(HasSubstr("is a CPUFloatType [2, 16], and was a CPUFloatType [4, 16]"), HasSubstr(advice)));
-  EXPECT_THAT(error_when_again([](const at::Tensor& value) { return value.to(at::kDouble).tanh().sin(); }),
-              AllOf(HasSubstr("is a CPUDoubleType [4, 16], and was a CPUFloatType [4, 16]"), HasSubstr(advice)));
 }
 
 }  // namespace terrace::testing
