@@ -1,10 +1,10 @@
 // AdamW is torch::optim::AdamW to a program, over managed and over ordinary tensors, with the same bits.
 
 #include <cmath>
-#include <functional>
 #include <limits>
+#include <memory>
+#include <utility>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/integration/mlp_world.h"
@@ -12,14 +12,10 @@
 namespace terrace::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
 double unit_in_the_last_place(float value) {
   const float magnitude = std::fabs(value);
   return static_cast<double>(std::nextafter(magnitude, std::numeric_limits<float>::infinity())) - magnitude;
 }
-
-AdamW::Options usual() { return AdamW::Options(1e-2).weight_decay(0.1); }
 
 }  // namespace
 
@@ -190,108 +186,6 @@ TEST(AdamW, goes_up_the_gradient_to_maximize_with_a_session_and_without) {
   }
 }
 
-TEST(AdamW, takes_parameters_managed_later_into_the_default_group_at_the_next_step) {
-  expect_the_bits_of_unmanaged([](World& world) {
-    const auto optimizer = world.adamw(usual());
-    auto& members = optimizer->param_groups()[0].params();
-    Tensors results;
-    world.train(*optimizer, results);
-    world.model->add();
-    world.manage();
-    const auto& added = world.model->layers.back();
-    if (!world.session) {
-      members.push_back(added->weight);
-      members.push_back(added->bias);
-    }
-    EXPECT_EQ(members.size(), world.session ? 12u : 14u);
-    const at::Tensor before = added->weight.detach().clone();
-    world.train(*optimizer, results);
-    EXPECT_EQ(members.size(), 14u);
-    EXPECT_FALSE(same_bits(added->weight.detach().clone(), before));
-    world.train(*optimizer, results);
-    EXPECT_EQ(members.size(), 14u);
-    return results;
-  });
-}
-
-TEST(AdamW, takes_parameters_managed_later_into_the_group_that_the_program_adds_for_them) {
-  expect_the_bits_of_unmanaged([](World& world) {
-    const auto optimizer = world.adamw(usual());
-    Tensors results;
-    world.train(*optimizer, results);
-    world.model->add();
-    world.manage();
-    const auto& added = world.model->layers.back();
-    optimizer->add_param_group(Group({added->weight, added->bias}, std::make_unique<AdamW::Options>(1e-4)));
-    for (int i = 0; i < 2; ++i) {
-      world.train(*optimizer, results);
-    }
-    EXPECT_EQ(optimizer->param_groups()[0].params().size(), 12u);
-    EXPECT_EQ(optimizer->param_groups()[1].params().size(), 2u);
-    return results;
-  });
-}
-
-TEST(AdamW, with_explicit_groups_takes_nothing_else) {
-  const Config config = tight();
-  World world(&config);
-  AdamW optimizer(*world.session, {Group({world.model->layers[0]->weight})}, usual());
-  world.model->add();
-  world.manage();
-  Tensors losses;
-  world.train(optimizer, losses);
-  EXPECT_EQ(optimizer.param_groups()[0].params().size(), 1u);
-}
-
-TEST(AdamW, refuses_options_out_of_range_and_amsgrad_at_once_and_at_the_step) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<std::pair<std::string, AdamW::Options>> wrong{
-      {"amsgrad", AdamW::Options(1e-3).amsgrad(true)},
-      {"learning rate", AdamW::Options(-1e-3)},
-      {"learning rate", AdamW::Options(nan)},
-      {"eps", AdamW::Options(1e-3).eps(-1)},
-      {"first beta", AdamW::Options(1e-3).betas({1.0, 0.9})},
-      {"first beta", AdamW::Options(1e-3).betas({-0.1, 0.9})},
-      {"second beta", AdamW::Options(1e-3).betas({0.9, 1.5})},
-      {"weight decay", AdamW::Options(1e-3).weight_decay(-0.1)},
-  };
-  const Config config = tight();
-  for (const Config* with : {static_cast<const Config*>(nullptr), &config}) {
-    World world(with);
-    Tensors before, after;
-    add_parameters(world, before);
-    for (const auto& [text, options] : wrong) {
-      SCOPED_TRACE(text);
-      expect_logic_error(text, [&] { world.adamw(options); });
-      const auto optimizer = world.adamw(usual());
-      static_cast<AdamW::Options&>(optimizer->param_groups()[0].options()) = options;
-      world.model->forward(batch()).backward();
-      expect_logic_error(text, [&] { optimizer->step(); });
-      world.model->zero_grad();
-    }
-    add_parameters(world, after);
-    for (std::size_t i = 0; i < before.size(); ++i) {
-      EXPECT_TRUE(same_bits(before[i], after[i])) << i;
-    }
-  }
-}
-
-TEST(AdamW, refuses_a_gradient_norm_that_is_none) {
-  const Config config = tight();
-  World world(&config);
-  const auto optimizer = world.adamw(usual());
-  optimizer->max_gradient_norm(1.0);
-  expect_logic_error("max_gradient_norm", [&] { optimizer->max_gradient_norm(-1); });
-  expect_logic_error("max_gradient_norm",
-                     [&] { optimizer->max_gradient_norm(std::numeric_limits<double>::quiet_NaN()); });
-  Tensors losses;
-  world.train(*optimizer, losses);
-  EXPECT_TRUE(optimizer->gradient_norm().has_value()) << "what was set before stays";
-  optimizer->max_gradient_norm(0);
-  world.train(*optimizer, losses);
-  EXPECT_FALSE(optimizer->gradient_norm().has_value());
-}
-
 TEST(AdamW, clips_by_the_norm_that_torch_computes) {
   World world;
   const auto optimizer = world.adamw(usual());
@@ -322,157 +216,6 @@ TEST(AdamW, takes_a_gradient_of_another_type_as_one_of_the_parameter_s) {
   }
 }
 
-TEST(AdamW, refuses_a_gradient_of_another_shape_and_changes_nothing) {
-  const auto refused = [](World& world) {
-    const auto optimizer = world.adamw(usual());
-    at::Tensor& weight = world.model->layers[0]->weight;
-    const at::Tensor before = weight.detach().clone();
-    for (const at::Tensor& gradient : {torch::ones({width}), torch::ones({1}), torch::ones({2 * width, width})}) {
-      weight.mutable_grad() = gradient;
-      expect_logic_error("gradient of shape", [&] { optimizer->step(); });
-      EXPECT_TRUE(same_bits(weight.detach().clone(), before));
-      weight.mutable_grad() = at::Tensor();
-    }
-    weight.mutable_grad() = torch::ones({width, width});
-    EXPECT_NO_THROW(optimizer->step());
-  };
-  World ordinary;
-  refused(ordinary);
-  const Config config = tight();
-  World managed(&config);
-  refused(managed);
-}
-
-namespace {
-
-struct WithDouble : torch::nn::Module {
-  WithDouble() : body(register_module("body", std::make_shared<Mlp>(2))) {
-    scale = register_parameter("scale", torch::ones({width}, torch::kDouble));
-  }
-  std::shared_ptr<Mlp> body;
-  at::Tensor scale;
-};
-
-}  // namespace
-
-TEST(AdamW, refuses_float64_parameters_by_name) {
-  const Config config = tight();
-  at::set_num_threads(1);
-  Session session(config);
-  WithDouble model;
-  session.manage(model);
-  expect_logic_error("'scale'", [&] { AdamW optimizer(session, usual()); });
-  expect_logic_error("'scale'", [&] { AdamW optimizer(session, {Group({model.scale})}, usual()); });
-
-  // One that is not in its groups, or frozen, does not disturb it.
-  AdamW optimizer(session, {Group(model.body->parameters())}, usual());
-  (model.body->forward(batch()) * model.scale.sum()).backward();
-  const at::Tensor before = model.body->layers[0]->weight.detach().clone();
-  EXPECT_NO_THROW(optimizer.step());
-  EXPECT_FALSE(same_bits(model.body->layers[0]->weight.detach().clone(), before));
-  EXPECT_EQ(model.scale.grad().scalar_type(), at::kDouble);
-}
-
-TEST(AdamW, refuses_a_float64_parameter_that_is_managed_later_by_name) {
-  const Config config = tight();
-  World world(&config);
-  const auto optimizer = world.adamw(usual());
-  WithDouble later;
-  world.session->manage(later);
-  expect_logic_error("'scale'", [&] { optimizer->step(); });
-}
-
-TEST(AdamW, accepts_a_frozen_float64_parameter) {
-  const Config config = tight();
-  at::set_num_threads(1);
-  Session session(config);
-  WithDouble model;
-  model.scale.requires_grad_(false);
-  session.manage(model);
-  AdamW optimizer(session, usual());
-  (model.body->forward(batch()) * model.scale.sum()).backward();
-  EXPECT_NO_THROW(optimizer.step());
-}
-
-TEST(AdamW, takes_a_parameter_that_was_unfrozen_after_manage) {
-  const Config config = tight();
-  at::set_num_threads(1);
-  Session session(config);
-  Mlp model;
-  model.layers[1]->weight.requires_grad_(false);
-  session.manage(model);
-  AdamW optimizer(session, usual());
-  model.forward(batch()).backward();
-  optimizer.step();
-  optimizer.zero_grad();
-  const at::Tensor before = model.layers[1]->weight.detach().clone();
-  model.layers[1]->weight.requires_grad_(true);
-  model.forward(batch()).backward();
-  optimizer.step();
-  EXPECT_FALSE(torch::equal(model.layers[1]->weight, before));
-  EXPECT_ANY_THROW(model.layers[1]->weight.data_ptr()) << "it is still managed";
-}
-
-TEST(AdamW, takes_a_parameter_that_was_unfrozen_before_it_was_made) {
-  at::set_num_threads(1);
-  Session session(tight());
-  Mlp model;
-  model.layers[1]->weight.requires_grad_(false);
-  session.manage(model);
-  model.layers[1]->weight.requires_grad_(true);
-  AdamW optimizer(session, usual());
-  const at::Tensor before = model.layers[1]->weight.detach().clone();
-  model.forward(batch()).backward();
-  optimizer.step();
-  optimizer.zero_grad();
-  EXPECT_FALSE(model.layers[1]->weight.grad().defined());
-  EXPECT_FALSE(torch::equal(model.layers[1]->weight, before));
-}
-
-TEST(AdamW, takes_a_parameter_that_was_replaced_and_unfrozen_at_once) {
-  at::set_num_threads(1);
-  Session session(tight());
-  Mlp model;
-  model.layers[1]->weight.requires_grad_(false);
-  session.manage(model);
-  AdamW optimizer(session, usual());
-  model.layers[1]->weight.set_data(torch::ones({width, width}));
-  model.layers[1]->weight.requires_grad_(true);
-  model.forward(batch()).backward();
-  EXPECT_NO_THROW(optimizer.step());
-  EXPECT_FALSE(torch::equal(model.layers[1]->weight, torch::ones({width, width})));
-}
-
-TEST(AdamW, takes_a_parameter_that_was_frozen_turned_to_bf16_and_unfrozen) {
-  at::set_num_threads(1);
-  Session session(tight());
-  Mlp model;
-  session.manage(model);
-  for (const at::Tensor& parameter : model.parameters()) {
-    parameter.set_requires_grad(false);
-  }
-  model.to(at::kBFloat16);
-  AdamW optimizer(session, usual());
-  for (const at::Tensor& parameter : model.parameters()) {
-    parameter.set_requires_grad(true);
-  }
-  const at::Tensor before = model.layers[1]->weight.detach().clone();
-  model.forward(batch(at::kBFloat16)).backward();
-  EXPECT_NO_THROW(optimizer.step());
-  EXPECT_FALSE(torch::equal(model.layers[1]->weight, before));
-}
-
-TEST(AdamW, refuses_by_name_a_gradient_of_what_requires_none) {
-  at::set_num_threads(1);
-  Session session(tight());
-  Mlp model;
-  model.layers[1]->weight.requires_grad_(false);
-  session.manage(model);
-  AdamW optimizer(session, {torch::optim::OptimizerParamGroup(model.parameters())}, usual());
-  model.layers[1]->weight.mutable_grad() = torch::ones({4});
-  expect_logic_error("'layer1.weight'", [&] { optimizer.step(); });
-}
-
 TEST(AdamW, begins_without_the_states_of_one_that_was_there_before) {
   at::set_num_threads(1);
   const auto train = [](const std::optional<Config>& config) {
@@ -498,20 +241,6 @@ TEST(AdamW, begins_without_the_states_of_one_that_was_there_before) {
     return model.layers[1]->weight.detach().clone();
   };
   EXPECT_TRUE(same_bits(train(tight()), train(std::nullopt)));
-}
-
-TEST(AdamW, two_over_one_parameter_are_refused_by_its_name) {
-  at::set_num_threads(1);
-  Session session(tight());
-  Mlp model;
-  session.manage(model);
-  std::optional<AdamW> first(std::in_place, session, usual());
-  AdamW second(session, {torch::optim::OptimizerParamGroup({model.layers[1]->weight})}, usual());
-  model.forward(batch()).backward();
-  first->step();
-  expect_logic_error("'layer1.weight'", [&] { second.step(); });
-  first.reset();
-  EXPECT_NO_THROW(second.step());
 }
 
 TEST(AdamW, steps_with_a_closure) {

@@ -22,6 +22,8 @@ using Group = torch::optim::OptimizerParamGroup;
 /// Where bf16 parameters have masters, an update brings more to the host.
 inline constexpr std::uint64_t host_chunks = 10;
 
+inline AdamW::Options usual() { return AdamW::Options(1e-2).weight_decay(0.1); }
+
 /// A model, with a session or without one.
 struct World {
   explicit World(const Config* config = nullptr, at::ScalarType type = at::kFloat, Config::Optimizer unmanaged = {})

@@ -16,8 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-AdamW::Options usual() { return AdamW::Options(1e-2).weight_decay(0.1); }
-
 void poison(World& world, float value = std::numeric_limits<float>::quiet_NaN()) {
   const torch::NoGradGuard no_grad;
   world.model->layers[3]->weight.mutable_grad()[2][5] = value;
