@@ -1,9 +1,11 @@
-/// Two threads, random events, real bytes: each thread checks what it finds under its pins against what was written
-/// there last. TERRACE_TEST_SEED repeats the choices, not their interleaving.
+/// Several threads, random events, real bytes: each thread checks what it finds under its pins against what was written
+/// there last, while drives fail now and then and the room that there is for chunks changes. TERRACE_TEST_SEED repeats
+/// the choices, not their interleaving; TERRACE_TEST_EVENTS says how many of them the longest of the tests has.
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <iostream>
@@ -33,6 +35,7 @@ constexpr std::uint64_t largest_tensor = 80 * 1024;  ///< small ones and page bl
 
 constexpr std::uint64_t pinned_at_most = most_pins * most_operands * largest_room;
 constexpr std::uint64_t tensors_at_most = most_tensors * largest_tensor;
+constexpr std::uint64_t other_use_at_most = 64 * 1024;  ///< of the host, by one thread
 
 struct TestChunk {
   ChunkId id = 0;
@@ -48,15 +51,16 @@ class Worker {
   Worker(StreamWorld& world, std::uint64_t number, std::uint64_t seed, std::vector<TestChunk*> chunks)
       : world_(world), number_(number), random_(seed * 2 + number), chunks_(std::move(chunks)) {}
 
-  void run(int events) {
+  void run(std::uint64_t events) {
     try {
-      for (int event = 0; event < events && !testing::Test::HasFailure(); ++event) {
+      for (std::uint64_t event = 0; event < events && !testing::Test::HasFailure(); ++event) {
         while (!try_event()) {
         }
         if (event % 1000 == 999) world_.check_invariants();
       }
       while (!holds_.empty()) release(0);
       while (!tensors_.empty()) free_tensor(0);
+      use_host_otherwise(0);
     } catch (const std::exception& error) {
       ADD_FAILURE() << "thread " << number_ << ": " << error.what();
     }
@@ -64,6 +68,8 @@ class Worker {
 
   int granted() const { return granted_; }
   int refused() const { return refused_; }
+  /// As bytes could not be brought.
+  int failed() const { return failed_; }
   const std::string& last_refusal() const { return last_refusal_; }
 
  private:
@@ -89,7 +95,8 @@ class Worker {
     if (choice < 80) return !holds_.empty() && release(below(holds_.size()));
     if (choice < 88) return tensors_.size() < most_tensors && allocate_tensor();
     if (choice < 96) return !tensors_.empty() && free_tensor(below(tensors_.size()));
-    if (choice < 98) return discard();
+    if (choice < 97) return discard();
+    if (choice < 99) return use_host_otherwise(below(other_use_at_most));
     world_.stream.step_mark();
     return true;
   }
@@ -125,13 +132,17 @@ class Worker {
       last_refusal_ = error.what();
       unlock(hold);
       return true;
+    } catch (const IoError&) {
+      ++failed_;
+      unlock(hold);
+      return true;
     }
     ++granted_;
     check(hold);
     for (std::size_t i = 0; i < hold.operands.size(); ++i) {
       const auto& [chunk, access] = hold.operands[i];
       if (access.mode == Access::write) {
-        chunk->stamp = ++writes_ << 1 | number_;
+        chunk->stamp = ++writes_ << 3U | number_;
         chunk->dead = false;
         write_pattern(hold.pin, i, access.tier, chunk->bytes, chunk->stamp);
       }
@@ -198,73 +209,127 @@ class Worker {
     return true;
   }
 
+  /// More or less of the host's budget than before: so much is left to chunks.
+  bool use_host_otherwise(std::uint64_t bytes) {
+    try {
+      if (bytes > other_use_) world_.stream.allocate(bytes - other_use_, Kind::other, Tier::host);
+    } catch (const OutOfMemory& error) {
+      ++refused_;
+      last_refusal_ = error.what();
+      return true;
+    }
+    if (bytes < other_use_) world_.stream.free(other_use_ - bytes, Kind::other, Tier::host);
+    other_use_ = bytes;
+    return true;
+  }
+
   StreamWorld& world_;
   const std::uint64_t number_;
   std::mt19937_64 random_;
   const std::vector<TestChunk*> chunks_;
   std::vector<Hold> holds_;
   std::vector<Tensor> tensors_;
+  std::uint64_t other_use_ = 0;
   std::uint64_t writes_ = 0;
   int granted_ = 0;
   int refused_ = 0;
+  int failed_ = 0;
   std::string last_refusal_;
+};
+
+struct Setting {
+  bool cuda = false;
+  std::size_t threads = 2;  ///< at most 8
+  std::uint64_t events = 0;
+  double share = 1;  ///< of what all threads can hold at once, that is there besides the homes
+  std::size_t prefetch_depth = 0;
+  bool with_faults = false;
 };
 
 struct Outcome {
   int granted = 0;
   int refused = 0;
+  int failed = 0;
 };
 
-/// `share` of what both threads can hold at once is there besides the homes.
-Outcome run_two_threads(bool cuda, int events, double share, std::uint64_t seed) {
+/// Reads fail now and then, and writes so rarely that a chunk is written well before another fails: one that cannot be
+/// written back twice in a row ends everything. A block that could not be written is of no use any more.
+class PassingFaults {
+ public:
+  explicit PassingFaults(std::uint64_t seed) : random_(seed) {}
+
+  bool fails(const IoOperation& operation) {
+    const bool reads = operation.direction == IoOperation::Direction::read;
+    return reads ? random_() % 500 == 0 : ++writes_ % kWritesBetween == 0 && ++failed_writes_ <= kMostFailedWrites;
+  }
+
+  static constexpr std::uint64_t kMostFailedWrites = 256;
+
+ private:
+  static constexpr std::uint64_t kWritesBetween = 2000;
+
+  std::mt19937_64 random_;
+  std::uint64_t writes_ = 0;
+  std::uint64_t failed_writes_ = 0;
+};
+
+Outcome run_threads(const Setting& setting, std::uint64_t seed) {
   constexpr std::size_t private_chunks = 24;
   constexpr std::size_t read_only_chunks = 8;
   constexpr std::size_t exclusive_chunks = 8;
-  constexpr std::size_t all_chunks = 2 * private_chunks + read_only_chunks + exclusive_chunks;
+  const std::size_t threads = setting.threads;
+  const std::size_t all_chunks = threads * private_chunks + read_only_chunks + exclusive_chunks;
   const auto home_of = [](std::size_t i) { return i % 8 == 0 ? Tier::device : i % 3 == 0 ? Tier::host : Tier::nvme; };
   const auto room_of = [](std::size_t i) { return (chunk_sizes[i % 4] + granule - 1) / granule * granule; };
 
   std::array<std::uint64_t, tier_count> homes{};
   for (std::size_t i = 0; i < all_chunks; ++i) homes[index_of(home_of(i))] += room_of(i);
   const auto part = [&](std::uint64_t bytes) {
-    return static_cast<std::uint64_t>(static_cast<double>(bytes) * share) / granule * granule;
+    return static_cast<std::uint64_t>(static_cast<double>(threads * bytes) * setting.share) / granule * granule;
   };
   StreamWorld world({.granule_bytes = granule,
-                     .device_bytes = homes[index_of(Tier::device)] + part(2 * (pinned_at_most + tensors_at_most)),
-                     .host_bytes = homes[index_of(Tier::host)] + part(2 * pinned_at_most),
-                     .nvme_extents = homes[index_of(Tier::nvme)] / granule,
-                     .device_chunk_limit = homes[index_of(Tier::device)] + part(2 * pinned_at_most),
-                     .cuda = cuda});
+                     .device_bytes = homes[index_of(Tier::device)] + part(pinned_at_most + tensors_at_most),
+                     .host_bytes = homes[index_of(Tier::host)] + part(pinned_at_most + other_use_at_most),
+                     .nvme_extents = homes[index_of(Tier::nvme)] / granule +
+                                     (setting.with_faults ? PassingFaults::kMostFailedWrites : 0),
+                     .device_chunk_limit = homes[index_of(Tier::device)] + part(pinned_at_most),
+                     .prefetch_depth = setting.prefetch_depth,
+                     .cuda = setting.cuda});
+  PassingFaults faults(seed);
+  if (setting.with_faults) {
+    world.engine.inject(
+        {.fault = Fault::io_error, .when = [&](const IoOperation& operation) { return faults.fails(operation); }});
+  }
 
   std::array<std::mutex, exclusive_chunks> mutexes;
   std::deque<TestChunk> chunks(all_chunks);
-  std::array<std::vector<TestChunk*>, 2> known;
+  std::vector<std::vector<TestChunk*>> known(threads);
   for (std::size_t i = 0; i < all_chunks; ++i) {
     TestChunk& chunk = chunks[i];
     chunk.bytes = chunk_sizes[i % 4];
     chunk.id = world.stream.add_chunk(all_kinds[i % 5], static_cast<std::uint32_t>(i), chunk.bytes, home_of(i));
-    if (i < 2 * private_chunks) {
-      known[i % 2].push_back(&chunk);
+    if (i < threads * private_chunks) {
+      known[i % threads].push_back(&chunk);
       continue;
     }
-    known[0].push_back(&chunk);
-    known[1].push_back(&chunk);
-    if (i < 2 * private_chunks + read_only_chunks) {
+    for (std::vector<TestChunk*>& of_thread : known) of_thread.push_back(&chunk);
+    if (i < threads * private_chunks + read_only_chunks) {
       chunk.read_only = true;
       chunk.stamp = 1000 + i;
       const Pin pin = world.acquire(chunk.id, Tier::host, Access::write);
       write_pattern(pin, 0, Tier::host, chunk.bytes, chunk.stamp);
     } else {
-      chunk.in_use = &mutexes[i - 2 * private_chunks - read_only_chunks];
+      chunk.in_use = &mutexes[i - threads * private_chunks - read_only_chunks];
     }
   }
 
-  std::array<Worker, 2> workers{Worker(world, 0, seed, known[0]), Worker(world, 1, seed, known[1])};
+  std::deque<Worker> workers;
+  for (std::size_t number = 0; number < threads; ++number) workers.emplace_back(world, number, seed, known[number]);
   {
-    std::thread other([&] { workers[1].run(events / 2); });
-    workers[0].run(events / 2);
-    other.join();
+    std::vector<std::jthread> running;
+    for (Worker& worker : workers) running.emplace_back([&] { worker.run(setting.events / threads); });
   }
+  world.engine.heal();
 
   world.check_invariants();
   for (const TestChunk& chunk : chunks) {
@@ -275,8 +340,15 @@ Outcome run_two_threads(bool cuda, int events, double share, std::uint64_t seed)
   for (const Tier tier : all_tiers) EXPECT_LE(usage.peak(tier), usage.capacity(tier)) << name_of(tier);
   for (const Link link : all_links) EXPECT_GT(usage.moved(link), 0u) << name_of(link);
   EXPECT_EQ(usage.now(Tier::device, Kind::activation), 0u);
-  const Outcome outcome{workers[0].granted() + workers[1].granted(), workers[0].refused() + workers[1].refused()};
-  std::cout << "  granted " << outcome.granted << ", refused " << outcome.refused << "\n";
+  EXPECT_EQ(usage.now(Tier::host, Kind::other), TransferService::staging_blocks * granule);
+  Outcome outcome;
+  for (const Worker& worker : workers) {
+    outcome.granted += worker.granted();
+    outcome.refused += worker.refused();
+    outcome.failed += worker.failed();
+  }
+  std::cout << "  granted " << outcome.granted << ", refused " << outcome.refused << ", failed " << outcome.failed
+            << " with " << world.engine.injected().size() << " faults\n";
   for (const Worker& worker : workers) {
     if (worker.refused() > 0) std::cout << "  such as: " << worker.last_refusal() << "\n";
   }
@@ -288,15 +360,25 @@ INSTANTIATE_TEST_SUITE_P(On, AccessStreamThreads, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& cuda) { return cuda.param ? "cuda" : "emulated"; });
 
 TEST_P(AccessStreamThreads, two_threads_find_their_bytes_and_are_never_refused_what_the_budgets_cover) {
-  const Outcome outcome = run_two_threads(GetParam(), GetParam() ? 20'000 : 100'000, 1.0, test_seed());
+  const Outcome outcome = run_threads({.cuda = GetParam(), .events = GetParam() ? 20'000U : 100'000U}, test_seed());
   EXPECT_GT(outcome.granted, 1000);
   EXPECT_EQ(outcome.refused, 0);
 }
 
 TEST_P(AccessStreamThreads, two_threads_find_their_bytes_where_only_some_requests_fit) {
-  const Outcome outcome = run_two_threads(GetParam(), 20'000, 0.3, test_seed());
+  const Outcome outcome = run_threads({.cuda = GetParam(), .events = 20'000, .share = 0.3}, test_seed());
   EXPECT_GT(outcome.granted, 1000);
   EXPECT_GT(outcome.refused, 0);
+}
+
+TEST(AccessStreamFaultyThreads, four_threads_find_their_bytes_while_drives_fail_and_budgets_change) {
+  const char* const given = std::getenv("TERRACE_TEST_EVENTS");
+  const std::uint64_t events = given != nullptr ? std::strtoull(given, nullptr, 0) : 40'000;
+  const Outcome outcome = run_threads(
+      {.threads = 4, .events = events, .share = 0.4, .prefetch_depth = 4, .with_faults = true}, test_seed());
+  EXPECT_GT(outcome.granted, 1000);
+  EXPECT_GT(outcome.refused, 0);
+  EXPECT_GT(outcome.failed, 0);
 }
 
 }  // namespace
