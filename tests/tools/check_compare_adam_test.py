@@ -1,0 +1,86 @@
+"""tools/compare_adam says what it lacks, and its figures are what they are said to be."""
+
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/compare_adam")
+
+
+def load():
+    loader = importlib.machinery.SourceFileLoader("compare_adam", SCRIPT)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("compare_adam", loader))
+    loader.exec_module(module)
+    return module
+
+
+def run(*arguments, **environment):
+    return subprocess.run([sys.executable, "-B", SCRIPT, *arguments], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **environment})
+
+
+class Tensor(types.SimpleNamespace):
+    def numel(self):
+        return self.count
+
+    def element_size(self):
+        return self.size
+
+
+class CompareAdamTest(unittest.TestCase):
+    def test_without_its_library_it_says_how_to_build_it(self):
+        result = run("--library", "/nonexistent.so")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("ninja -C build/release terrace_adam", result.stderr)
+
+    def test_without_torch_it_says_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "torch.py"), "w", encoding="utf-8") as file:
+                file.write("raise ImportError('there is none')\n")
+            result = run("--library", SCRIPT, PYTHONPATH=folder)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("has no torch", result.stderr)
+
+    def test_sizes_are_read_and_shown_in_binary_units(self):
+        module = load()
+        self.assertEqual([module.number(text) for text in ("64Ki", "1Mi", "1.5Mi", "7")], [65536, 1 << 20, 3 << 19, 7])
+        self.assertEqual([module.shown(count) for count in (65536, 1 << 20, 7)], ["64Ki", "1Mi", "7"])
+
+    def test_a_gradient_is_read_and_everything_else_is_read_and_written(self):
+        fp32 = Tensor(count=10, size=4)
+        self.assertEqual(load().bytes_moved(fp32, [fp32, fp32, fp32]), 10 * 28)
+
+    def test_the_interval_holds_the_median_and_is_narrow_where_values_agree(self):
+        module = load()
+        found = module.interval([1.0, 1.1, 0.9, 1.05, 0.95] * 6)
+        self.assertLessEqual(found["low"], found["median"])
+        self.assertLessEqual(found["median"], found["high"])
+        self.assertEqual(module.interval([2.0] * 9), {"low": 2.0, "median": 2.0, "high": 2.0})
+
+    def test_how_many_times_faster_it_is_and_its_share_of_memory_are_of_the_same_turns(self):
+        module = load()
+        takes = {"terrace": 1.0, "traffic": 0.9, "other": 1.5}
+        sides = []
+
+        def seconds(side, repetitions):
+            sides.append(side)
+            return takes[side]
+
+        class Named(str):
+            def step(self):
+                pass
+
+        module.Traffic = lambda terrace: Named("traffic")
+        module.seconds = seconds
+        taken, ratio, fraction = module.compare(Named("terrace"), Named("other"), 4)
+        self.assertEqual((taken, ratio["median"], fraction["median"]), (1.0, 1.5, 0.9))
+        self.assertEqual(sides[1:], ["traffic", "terrace", "other", "other", "terrace", "traffic"] * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
