@@ -17,6 +17,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/nearest.h"
 #include "base/units.h"
 #include "tools/adam_bench.h"
 #include "tools/bench.h"
@@ -335,6 +336,18 @@ ExitCode run_inspect(InspectArguments& arguments) {
   return inspect(arguments.options) ? ExitCode::done : ExitCode::interrupted;
 }
 
+/// Where a command is wanted and another word was given: throws ConfigError with the one that was meant.
+void refuse_unknown_command(const CLI::App& app, const std::string& help) {
+  const std::vector<std::string> given = app.remaining();
+  if (given.empty()) return;
+  std::vector<std::string> known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    known.push_back(command->get_name());
+  }
+  throw ConfigError("there is no command '" + given.front() + "'",
+                    "did you mean '" + nearest_name(given.front(), known) + "'? see " + help);
+}
+
 ExitCode run(int argc, char** argv) {
   CLI::App app("Terrace trains models larger than the device's memory", "terrace");
   app.set_version_flag("--version", std::string("terrace ") + version);
@@ -361,6 +374,8 @@ ExitCode run(int argc, char** argv) {
     app.exit(help);
     return ExitCode::done;
   } catch (const CLI::ParseError& error) {
+    if (app.get_subcommands().empty()) refuse_unknown_command(app, "terrace --help");
+    if (bench->parsed() && bench->get_subcommands().empty()) refuse_unknown_command(*bench, "terrace bench --help");
     throw ConfigError(error.what(), train->parsed()     ? "see terrace train --help"
                                     : inspect->parsed() ? "see terrace inspect --help"
                                     : link->parsed()    ? "see terrace bench link --help"

@@ -26,6 +26,19 @@ class BenchTest(unittest.TestCase):
         self.assertIn("terrace bench step --nvme", result.stdout)
         self.assertIn("link-bound", result.stdout)
 
+    def test_a_command_that_is_not_known_is_named_with_the_nearest_one(self):
+        for arguments, unknown, nearest in ((["banch", "step"], "banch", "bench"),
+                                            (["bench", "nmve", "--path", "x"], "nmve", "nvme")):
+            result = subprocess.run([TERRACE, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"there is no command '{unknown}'", result.stderr)
+            self.assertIn(f"did you mean '{nearest}'", result.stderr)
+
+    def test_without_a_command_one_is_asked_for(self):
+        result = subprocess.run([TERRACE], capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("subcommand is required", result.stderr)
+
     def test_an_unknown_case_is_bad_usage_that_lists_the_cases(self):
         result = bench("--case", "fast")
         self.assertEqual(result.returncode, 2)
