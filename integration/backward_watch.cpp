@@ -26,16 +26,18 @@ void BackwardWatch::begin(SessionState& state, const Optimizer::Groups& groups) 
   for (std::size_t group = 0; group < groups.size(); ++group) {
     for (const at::Tensor& tensor : groups[group].params()) {
       ManagedParameter* const parameter = state.find(tensor);
-      if (parameter != nullptr && parameter->elements > 0 && state.chunk_sets()[parameter->chunk_set].momentum) {
-        if (parameter->after_accumulation) {
-          throw LogicError(std::string(optimizer_) + ": '" + parameter->name +
-                               "' is updated within backward by another optimizer already",
-                           "let optimizers have disjoint parameters, or end the other one first");
-        }
-        sets_[parameter->chunk_set].members.push_back({parameter, group});
-        used_up_.emplace(parameter, false);
-        parameter->after_accumulation = [this, parameter] { on_gradient_(*parameter); };
+      if (parameter == nullptr || parameter->elements == 0 || !state.chunk_sets()[parameter->chunk_set].momentum) {
+        continue;
       }
+      if (parameter->after_accumulation) {
+        end(state);
+        throw LogicError(std::string(optimizer_) + ": '" + parameter->name +
+                             "' is updated within backward by another optimizer already",
+                         "let optimizers have disjoint parameters, or end the other one first");
+      }
+      sets_[parameter->chunk_set].members.push_back({parameter, group});
+      used_up_.emplace(parameter, false);
+      parameter->after_accumulation = [this, parameter] { on_gradient_(*parameter); };
     }
   }
 }

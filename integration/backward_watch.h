@@ -36,7 +36,7 @@ class BackwardWatch {
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
   /// Begins another step's count of the gradients of what is in `groups` and has states. Throws LogicError for a
-  /// parameter that another one watches.
+  /// parameter that another one watches, and then watches nothing.
   void begin(SessionState& state, const Optimizer::Groups& groups);
   void end(SessionState& state);
 

@@ -377,6 +377,18 @@ TEST(UpdateInBackward, by_two_optimizers_of_one_parameter_is_refused_by_its_name
   expect_logic_error("'layer0.weight'", [&] { second->update_in_backward(true); });
 }
 
+TEST(UpdateInBackward, that_was_refused_updates_nothing) {
+  const Config config = tight();
+  World world(&config);
+  AdamW first(*world.session, AdamW::Groups{torch::optim::OptimizerParamGroup({world.model->layers.back()->weight})},
+              usual());
+  first.update_in_backward(true);
+  const auto second = world.adamw(usual());
+  expect_logic_error("another optimizer", [&] { second->update_in_backward(true); });
+  EXPECT_NO_THROW(backward(world));
+  EXPECT_TRUE(world.model->layers[0]->weight.grad().defined());
+}
+
 TEST(UpdateInBackward, ends_with_its_optimizer) {
   const Config config = tight();
   World world(&config);
