@@ -339,7 +339,7 @@ ExitCode run_inspect(InspectArguments& arguments) {
 /// Where a command is wanted and another word was given: throws ConfigError with the one that was meant.
 void refuse_unknown_command(const CLI::App& app, const std::string& help) {
   const std::vector<std::string> given = app.remaining();
-  if (given.empty()) return;
+  if (given.empty() || given.front().starts_with('-')) return;
   std::vector<std::string> known;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     known.push_back(command->get_name());

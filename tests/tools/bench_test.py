@@ -34,6 +34,12 @@ class BenchTest(unittest.TestCase):
             self.assertIn(f"there is no command '{unknown}'", result.stderr)
             self.assertIn(f"did you mean '{nearest}'", result.stderr)
 
+    def test_an_option_without_a_command_is_not_taken_for_one(self):
+        for arguments in (["--verison"], ["bench", "--json"]):
+            result = subprocess.run([TERRACE, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual(result.returncode, 2)
+            self.assertNotIn("no command", result.stderr)
+
     def test_without_a_command_one_is_asked_for(self):
         result = subprocess.run([TERRACE], capture_output=True, text=True, timeout=60)
         self.assertEqual(result.returncode, 2)
