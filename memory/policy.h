@@ -13,8 +13,9 @@
 /// its next use and, where it is dirty, one to its home, which is needless if it stays until it is written anew. Of
 /// clean copies that is the one whose next use is furthest away, counted around the end of the pass (Belady, 1966),
 /// which is the optimum for those; with dirty ones the optimum is hard to find (Beckmann et al., Writeback-Aware
-/// Caching, 2020), and this comes within a few percent of it. Where nothing is known, the copy used longest ago goes. A
-/// clean one is dropped, a dirty one transferred to its home first.
+/// Caching, 2020), and this comes within a few percent of it where room is made on demand. What is brought ahead of
+/// need has room made earlier than that, with fewer copies to choose from. Where nothing is known, the copy used
+/// longest ago goes. A clean one is dropped, a dirty one transferred to its home first.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
 /// announced, then what the device will be brought from there until the pass ends, then what was announced again. Ahead
@@ -242,7 +243,8 @@ class Policy {
   std::uint64_t distance_of(ChunkId id, Tier tier) const;
   /// How far away that position of the tier's forecast is, in the same.
   std::uint64_t distance_of_position(std::size_t position, Tier tier) const;
-  /// How far away the next time is that the copy's bytes are made anew.
+  /// How far away the next time is that the copy's bytes are made anew: on the device by the program, on the host by an
+  /// update.
   std::uint64_t distance_of_write(ChunkId id, Tier tier) const;
   // Distances on the host have three ranges, one after the other: of what is announced, of what the device uses in this
   // pass, and of what comes then.

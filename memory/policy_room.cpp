@@ -146,7 +146,7 @@ std::uint64_t Policy::distance_of(ChunkId id, Tier tier) const {
   return later == Forecast::never ? Forecast::never : distance_after_this_pass(later);
 }
 
-/// On the host that is the next update, which writes states and parameters, and of which gradients die.
+/// An update writes states and parameters, and gradients die of it.
 std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
   if (tier == Tier::device) {
@@ -158,7 +158,7 @@ std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
 
 std::uint64_t Policy::distance_of_position(std::size_t position, Tier tier) const {
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
-  const std::uint64_t entries = position - forecast.cursor();
+  const std::uint64_t entries = position < forecast.cursor() ? 0 : position - forecast.cursor();
   return tier == Tier::host && position >= forecast.schedule()->size() ? distance_after_this_pass(entries) : entries;
 }
 

@@ -273,6 +273,15 @@ class PassingFaults {
   std::uint64_t failed_writes_ = 0;
 };
 
+/// What failed on its way before that may still arrive as an error.
+Pin acquire_once_healed(StreamWorld& world, ChunkId chunk) {
+  try {
+    return world.acquire(chunk, Tier::host);
+  } catch (const IoError&) {
+    return world.acquire(chunk, Tier::host);
+  }
+}
+
 Outcome run_threads(const Setting& setting, std::uint64_t seed) {
   constexpr std::size_t private_chunks = 24;
   constexpr std::size_t read_only_chunks = 8;
@@ -333,7 +342,7 @@ Outcome run_threads(const Setting& setting, std::uint64_t seed) {
 
   world.check_invariants();
   for (const TestChunk& chunk : chunks) {
-    const Pin pin = world.acquire(chunk.id, Tier::host);
+    const Pin pin = acquire_once_healed(world, chunk.id);
     EXPECT_TRUE(chunk.dead || holds_pattern(pin, 0, Tier::host, chunk.bytes, chunk.stamp)) << "chunk " << chunk.id;
   }
   const MemoryUsage usage = world.stream.usage();

