@@ -256,10 +256,9 @@ class Policy {
   /// The request waits for room that is on its way to be free.
   void wait_for_room(Request& request, Tier tier);
   std::uint64_t shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const;
-  /// Of the copies with a next use beyond `distance`, where that is given.
+  /// The copy that spares the fewest transfers for each entry for which it stays, of those with a next use beyond
+  /// `distance`, where that is given.
   std::optional<ChunkId> victim(Tier tier, std::optional<std::uint64_t> distance = std::nullopt) const;
-  /// Transfers that the copy spares by staying, for each entry for which it has to stay.
-  double worth_of(ChunkId id, Tier tier) const;
   /// Whether the copy can be evicted now.
   bool can_leave(ChunkId id, Tier tier) const;
   void vacate(ChunkId id, Tier tier);

@@ -8,6 +8,7 @@
 namespace terrace {
 namespace {
 
+/// Of a transfer that a copy spares by staying for so long, what each entry of that time is worth.
 double each_of(std::uint64_t distance) noexcept {
   return distance == Forecast::never ? 0 : 1 / (static_cast<double>(distance) + 1);
 }
@@ -95,11 +96,15 @@ std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> di
   double least = 0;
   bool found_clean = false;
   for (const ChunkId id : guests_[index_of(tier)]) {
-    if (!can_leave(id, tier) || (distance && distance_of(id, tier) <= *distance)) {
+    if (!can_leave(id, tier)) {
+      continue;
+    }
+    const std::uint64_t away = distance_of(id, tier);
+    if (distance && away <= *distance) {
       continue;
     }
     const bool clean = chunks_[id].is_spare(tier);
-    const double worth = worth_of(id, tier);
+    const double worth = each_of(away) + (clean ? 0 : each_of(distance_of_write(id, tier)));
     const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
     const bool better =
         !found || worth < least ||
@@ -113,11 +118,6 @@ std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> di
     }
   }
   return found;
-}
-
-double Policy::worth_of(ChunkId id, Tier tier) const {
-  const double read = each_of(distance_of(id, tier));
-  return chunks_[id].is_spare(tier) ? read : read + each_of(distance_of_write(id, tier));
 }
 
 bool Policy::can_leave(ChunkId id, Tier tier) const {
