@@ -93,8 +93,8 @@ class AccessStream {
   AccessStream(const AccessStream&) = delete;
   AccessStream& operator=(const AccessStream&) = delete;
 
-  /// Registers a chunk, which reads as zeros until it is written. Throws OutOfMemory if it cannot rest at
-  /// `home`, and IoError where that is a drive that has no space for it.
+  /// Registers a chunk, which until it is written reads as zeros, one of gradients as anything. Throws OutOfMemory if
+  /// it cannot rest at `home`, and IoError where that is a drive that has no space for it.
   ChunkId add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home);
 
   /// Waits until every operand is at its tier and pins it there. Throws OutOfMemory (nothing more can

@@ -25,6 +25,10 @@ struct ChunkInfo {
   std::array<std::uint64_t, tier_count> room_bytes{};
 };
 
+/// Whether a chunk that has no bytes reads as zeros. A gradient is written as a whole before any of it is read, so what
+/// its chunk begins with is not worth the memory's time.
+constexpr bool begins_as_zeros(Kind kind) { return kind != Kind::gradient; }
+
 /// As a message names it: "parameter chunk 7".
 inline std::string describe(const ChunkInfo& info) {
   return std::string(name_of(info.kind)) + " chunk " + std::to_string(info.index);
@@ -41,7 +45,7 @@ struct ChunkAccess {
 };
 
 /// One movement of a whole chunk. `fill` arrivals come from nowhere: a chunk that was never written, or
-/// whose bytes were discarded, reads as zeros.
+/// whose bytes were discarded, begins as zeros or as anything (see `begins_as_zeros`).
 struct Transfer {
   ChunkId chunk = 0;
   bool fill = false;

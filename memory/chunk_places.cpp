@@ -56,6 +56,7 @@ TransferRequest ChunkPlaces::request(const Transfer& transfer) {
   request.from = transfer.from;
   request.to = transfer.to;
   request.fill = transfer.fill;
+  request.zeroes = begins_as_zeros(place.info.kind);
   request.kind = place.info.kind;
   request.index = place.info.index;
   request.bytes = place.info.bytes;

@@ -202,7 +202,7 @@ class Policy {
   bool try_take_room(ChunkId id, Tier tier);
   std::optional<ChunkId> try_add_chunk(const ChunkInfo& info);
   void look_ahead(Tier tier);
-  /// Fills chunks on the device that begin as zeros soon.
+  /// Fills chunks on the device that begin without bytes soon.
   void fill_ahead();
   /// Up to that position of the tier's forecast; false where something stands in the way.
   bool look_ahead_until(std::size_t end, Tier tier);
@@ -226,8 +226,8 @@ class Policy {
   bool can_come_ahead(ChunkId id, Tier tier) const;
   /// And it has bytes to bring.
   bool wanted_ahead(ChunkId id, Tier tier) const;
-  /// What the program will take before `position` and nothing brings ahead yet: chunks that begin as zeros, or are on
-  /// their way to the host first.
+  /// What the program will take before `position` and nothing brings ahead yet: chunks that begin without bytes, or are
+  /// on their way to the host first.
   std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Whether the copy on the device is the only one, and the program has no further use of it in this pass.

@@ -9,7 +9,8 @@ namespace {
 /// For so many chunks beside those on their way copies are made to leave, so that several write-backs are under way
 /// while others arrive.
 constexpr std::size_t evictions_ahead = 8;
-/// Chunks that begin as zeros are filled this many accesses ahead: until they are written, evicting one is a waste.
+/// Chunks that begin without bytes are filled this many accesses ahead: until they are written, evicting one is a
+/// waste.
 constexpr std::size_t fills_ahead = 16;
 /// And so far is looked for such chunks.
 constexpr std::size_t entries_looked_at = 64;
@@ -177,9 +178,9 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   std::uint64_t room = 0;
   for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
     const ChunkId id = schedule[at].chunk;
-    const bool begins_as_zeros = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
+    const bool begins_anew = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
     const bool comes = tier == Tier::device && comes_by_host(id);
-    if ((begins_as_zeros || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
+    if ((begins_anew || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
     }

@@ -20,7 +20,7 @@ StallCause room_on(Tier tier) noexcept {
 
 StallCause on_the_way(Tier from, Tier to) noexcept {
   if (from == to) {
-    return StallCause::host_to_device;  // zeroed, by the thread of that link
+    return StallCause::host_to_device;  // begun, by the thread of that link
   }
   switch (from) {
     case Tier::device:

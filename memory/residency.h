@@ -57,7 +57,7 @@ class Residency {
   /// Moves the copy at `tier` along the table.
   void step(Tier tier, CopyStep step);
 
-  /// Whether any copy holds the chunk's bytes; if none does it reads as zeros.
+  /// Whether any copy holds the chunk's bytes; if none does it reads as it begins.
   bool has_bytes() const noexcept;
   /// Whether a tier on the way from `tier` home, or the home, holds the bytes too: the copy can be dropped, and the
   /// bytes do not come home by a longer way.

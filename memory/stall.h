@@ -14,7 +14,7 @@ namespace terrace {
 
 enum class StallCause : std::uint8_t {
   nvme_to_host,    ///< bytes are on their way from NVMe, to the host or through it to the device
-  host_to_device,  ///< bytes are on their way to the device, or are zeroed
+  host_to_device,  ///< bytes are on their way to the device, or begin there
   device_to_host,  ///< bytes are on their way from the device
   device_room,     ///< something has to leave the device first
   host_room,       ///< something has to leave the host first

@@ -64,7 +64,7 @@ class TraceWriter {
       write_slices(links_group, name_of(link),
                    transfers([&](const TransferRecord& each) { return crosses(each, link); }));
     }
-    write_slices(links_group, "zeroed", transfers([](const TransferRecord& each) { return each.fill; }));
+    write_slices(links_group, "begun", transfers([](const TransferRecord& each) { return each.fill; }));
     write_counters();
     out_ << "\n],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":" << other_data() << "}\n";
   }
@@ -169,7 +169,7 @@ class TraceWriter {
         .add("priority", name_of(transfer.priority))
         .raw("queued_us", json_microseconds(std::max(transfer.started_ns, transfer.queued_ns) - transfer.queued_ns))
         .raw("failed", transfer.failed ? "true" : "false");
-    return {name_of(ChunkName{transfer.kind, transfer.index}), transfer.fill ? "zeroed" : "transfer", arguments};
+    return {name_of(ChunkName{transfer.kind, transfer.index}), transfer.fill ? "begun" : "transfer", arguments};
   }
   static Description describe(const StallEvent& stall, std::string_view) {
     JsonObject arguments;

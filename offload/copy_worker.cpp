@@ -65,6 +65,9 @@ void CopyWorker::start(TransferBlock block) {
 
 Fence CopyWorker::copy(const TransferBlock& block) {
   const TransferRequest& request = block.job->request;
+  if (request.fill && !request.zeroes) {
+    return request.to == Tier::device ? request.after : Fence{};
+  }
   if (request.fill && request.to == Tier::device) {
     return device_.fill_zero(block.on_device(), block.bytes(), request.after);
   }

@@ -1,5 +1,5 @@
 /// The worker of a link between host and device: starts copies on the device's queue, a few at a time, and ends each
-/// block when its fence has been reached. Blocks that come from nowhere are zeroed by it too.
+/// block when its fence has been reached. It sees to blocks that come from nowhere too.
 ///
 /// Threads: its own, which alone touches `copying_`; `wake` from any.
 #pragma once

@@ -45,7 +45,8 @@ struct TransferPlaces {
 struct TransferRequest {
   Tier from = Tier::host;
   Tier to = Tier::device;
-  bool fill = false;  ///< the bytes come from nowhere: `to` is zeroed
+  bool fill = false;   ///< the bytes come from nowhere
+  bool zeroes = true;  ///< of a fill: `to` is zeroed; otherwise it keeps whatever is there
   Kind kind = Kind::other;
   std::uint32_t index = 0;  ///< of the chunk, for observers
   std::uint64_t bytes = 0;

@@ -284,10 +284,10 @@ TEST(TimelineTrace, puts_what_overlaps_on_further_rows) {
   EXPECT_EQ(lines_with(trace, {"thread_name", "\"host→nvme\""}).size(), 1u) << "a link is shown that nothing crosses";
 }
 
-TEST(TimelineTrace, keeps_what_is_zeroed_apart_from_links) {
+TEST(TimelineTrace, keeps_chunks_that_begin_apart_from_links) {
   const TimelineSnapshot snapshot = snapshot_of({transfer(Tier::device, Tier::device, 1000, 2000)});
   const std::string trace = trace_of(snapshot);
-  EXPECT_EQ(lines_with(trace, {"\"cat\":\"zeroed\""}).size(), 1u);
+  EXPECT_EQ(lines_with(trace, {"\"cat\":\"begun\""}).size(), 1u);
   EXPECT_THAT(trace, Not(HasSubstr("\"link\":")));
 }
 

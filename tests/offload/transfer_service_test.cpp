@@ -65,6 +65,18 @@ TEST_P(TransferServiceTest, a_fill_zeroes_its_range_and_no_more) {
   EXPECT_EQ(service_->moved(), TransferService::Moved{}) << "what is zeroed crosses no link";
 }
 
+TEST_P(TransferServiceTest, a_fill_that_does_not_zero_keeps_what_is_there) {
+  for (const Tier to : {device, host}) {
+    Object& each = object(many_bytes);
+    put(each, to, 3);
+    TransferRequest fill = request(each, host, to);
+    fill.fill = true;
+    fill.zeroes = false;
+    start(std::move(fill)).wait();
+    EXPECT_EQ(get(each, to), pattern(3, many_bytes)) << name_of(to);
+  }
+}
+
 TEST_P(TransferServiceTest, many_transfers_of_several_threads_keep_to_their_own_bytes) {
   const auto work = [&](std::uint64_t seed) {
     std::vector<Object*> mine;

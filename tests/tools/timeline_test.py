@@ -181,7 +181,7 @@ class TimelineTest(unittest.TestCase):
         self.assertEqual(set(report["stall_seconds_by_cause"]), CAUSES)
         self.assertTrue(all(step["bytes_moved"][link] > 0 for step in list(metrics.values())[2:] for link in LINKS))
         self.assertTrue(trace.of("update"))
-        self.assertTrue(trace.of("zeroed"))
+        self.assertTrue(trace.of("begun"))
 
     def test_that_of_the_demo_does_too(self):
         """tools/demo.toml as it is, but for where its files are and how many steps are made."""
