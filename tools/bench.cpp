@@ -5,6 +5,7 @@
 #include <functional>
 #include <sys/prctl.h>
 #include <system_error>
+#include <utility>
 
 #include <ATen/Parallel.h>
 
@@ -24,9 +25,9 @@ struct Case {
   std::function<BenchCase(const std::filesystem::path& nvme, const PairOptions& options)> run;
 };
 
-Case stand_in(const char* name, Bound bound) {
-  return {name, true,
-          [bound](const auto& nvme, const auto& options) { return run_stand_in_case(bound, nvme, options); }};
+Case stand_in(std::string name, const StandInCase& which) {
+  return {std::move(name), true,
+          [which](const auto& nvme, const auto& options) { return run_stand_in_case(which, nvme, options); }};
 }
 
 Case real(const char* name, StatesRest states) {
@@ -34,12 +35,24 @@ Case real(const char* name, StatesRest states) {
           [states](const auto& nvme, const auto& options) { return run_real_case(states, nvme, options); }};
 }
 
+/// Each bound with the parameters on the host, on NVMe and on both, and with four micro-batches.
+std::vector<Case> make_cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, bound] : {std::pair{"compute-bound", Bound::compute}, std::pair{"link-bound", Bound::link},
+                                    std::pair{"nvme-bound", Bound::nvme}, std::pair{"balanced", Bound::balanced}}) {
+    const std::string base(name);
+    cases.push_back(stand_in(base, {.bound = bound}));
+    cases.push_back(stand_in(base + "-nvme", {.bound = bound, .nvme_share = 1}));
+    cases.push_back(stand_in(base + "-mixed", {.bound = bound, .nvme_share = 0.5}));
+    cases.push_back(stand_in(base + "-x4", {.bound = bound, .micro_batches = 4}));
+  }
+  cases.push_back(real("real-resident", StatesRest::host));
+  cases.push_back(real("real-nvme", StatesRest::nvme));
+  return cases;
+}
+
 const std::vector<Case>& all_cases() {
-  static const std::vector<Case> cases{
-      stand_in("compute-bound", Bound::compute), stand_in("link-bound", Bound::link),
-      stand_in("nvme-bound", Bound::nvme),       stand_in("balanced", Bound::balanced),
-      real("real-resident", StatesRest::host),   real("real-nvme", StatesRest::nvme),
-  };
+  static const std::vector<Case> cases = make_cases();
   return cases;
 }
 

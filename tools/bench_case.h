@@ -51,7 +51,9 @@ struct BenchCase {
   std::string setting;  ///< in words
   double seconds = 0;   ///< medians
   double floor_seconds = 0;
-  Interval ratio;  ///< of the two, by pairs
+  Interval ratio;                              ///< of the two, by pairs
+  std::optional<double> phased_floor_seconds;  ///< see step_phases.h
+  std::optional<Interval> phased_ratio;
   std::string_view bound_by;
   Terms terms;
   std::optional<bool> as_defined;

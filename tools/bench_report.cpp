@@ -35,11 +35,13 @@ std::string verdict_of(const BenchCase& result) {
 }
 
 std::string summary_table(const std::vector<BenchCase>& cases) {
-  Rows rows{{"case", "ms", "floor ms", "ratio", "bound by", "unmanaged ms", "retained", "pairs", "target"}};
+  Rows rows{
+      {"case", "ms", "floor ms", "ratio", "by phases", "bound by", "unmanaged ms", "retained", "pairs", "target"}};
   for (const BenchCase& result : cases) {
     rows.push_back(
         {result.name, milliseconds(result.seconds), milliseconds(result.floor_seconds), with_interval(result.ratio),
-         std::string(result.bound_by), result.unmanaged_seconds ? milliseconds(*result.unmanaged_seconds) : "-",
+         result.phased_ratio ? formatted("%.3f", result.phased_ratio->median) : "-", std::string(result.bound_by),
+         result.unmanaged_seconds ? milliseconds(*result.unmanaged_seconds) : "-",
          result.retained ? with_interval(*result.retained) : "-", std::to_string(result.pairs), verdict_of(result)});
   }
   return format_table(rows);
@@ -100,6 +102,8 @@ Json case_json(const BenchCase& result) {
   json["seconds"] = result.seconds;
   json["floor_seconds"] = result.floor_seconds;
   json["ratio"] = interval_json(result.ratio);
+  if (result.phased_floor_seconds) json["phased_floor_seconds"] = *result.phased_floor_seconds;
+  if (result.phased_ratio) json["phased_ratio"] = interval_json(*result.phased_ratio);
   json["bound_by"] = result.bound_by;
   for (std::size_t term = 0; term < term_count; ++term) {
     json["terms"][term_names[term]] = result.terms[static_cast<Term>(term)];

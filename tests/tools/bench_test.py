@@ -185,6 +185,7 @@ class BenchTest(unittest.TestCase):
         self.assertAlmostEqual(case["floor_seconds"], max(case["terms"].values()), places=6)
         for link in LINKS:
             self.assertGreater(case["bytes_moved"][link], 0)
+        self.assertGreaterEqual(case["phased_floor_seconds"], case["floor_seconds"])
         self.assertIn(case["verdict"], ["met", "missed"])
 
 
