@@ -35,6 +35,9 @@ Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chu
 Policy::~Policy() {
   const auto give_back = [&](ChunkId id, Tier tier) {
     const ChunkInfo& info = chunks_[id].info();
+    if (tier == info.home) {
+      budgets_[index_of(tier)]->let_go(info.room_bytes[index_of(tier)]);
+    }
     budgets_[index_of(tier)]->release(info.kind, info.room_bytes[index_of(tier)]);
   };
   for (ChunkId id = 0; id < chunks_.size(); ++id) {
@@ -170,6 +173,9 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
 void Policy::vacated(const Vacate& vacate) {
   const ChunkInfo& info = chunks_.at(vacate.chunk).info();
   const std::size_t tier = index_of(vacate.tier);
+  if (vacate.tier == info.home) {
+    budgets_[tier]->let_go(info.room_bytes[tier]);
+  }
   budgets_[tier]->release(info.kind, info.room_bytes[tier]);
   chunk_bytes_[tier] -= info.room_bytes[tier];
   vacating_bytes_[tier] -= info.room_bytes[tier];
@@ -377,6 +383,20 @@ void Policy::check_invariants() const {
     require(budgets_[at]->used() <= budgets_[at]->capacity(), "no tier is over its budget");
   }
   require(chunk_bytes_[index_of(Tier::device)] <= device_chunk_limit_, "device chunks stay within their limit");
+  for (const Tier tier : all_tiers) {
+    const std::size_t at = index_of(tier);
+    std::uint64_t held = 0;
+    for (const Residency& chunk : chunks_) {
+      const bool rests = chunk.info().home == tier && chunk.at(tier).state != CopyState::absent;
+      held += rests || chunk.at(tier).pins > 0 ? chunk.info().room_bytes[at] : 0;
+    }
+    for (const Kind kind : all_kinds) {
+      held += is_chunk_kind(kind) ? 0 : budgets_[at]->used(kind);
+    }
+    require(held <= budgets_[at]->held() && budgets_[at]->held() <= held + vacating_bytes_[at],
+            "held is what rests on a tier, what is pinned there, and what the program uses");
+    require(budgets_[at]->needed() <= budgets_[at]->capacity(), "no tier was needed beyond its budget");
+  }
   const bool something_comes = in_flight_ > 0 || vacating_bytes_ != std::array<std::uint64_t, tier_count>{};
   require(waiting() == 0 || something_comes, "who waits, waits for something in flight");
   std::size_t ahead = 0;

@@ -249,18 +249,23 @@ void Policy::pin(const ChunkAccess& access) {
     leaving_bytes_[index_of(access.tier)] -= chunk.info().room_bytes[index_of(access.tier)];
     chunk.step(access.tier, CopyStep::stay);
   }
-  ++copy.pins;
+  if (copy.pins++ == 0 && access.tier != chunk.info().home) {
+    budgets_[index_of(access.tier)]->hold(chunk.info().room_bytes[index_of(access.tier)]);
+  }
   copy.write_pins += access.mode == Access::write ? 1 : 0;
   copy.last_use = ++clock_;
 }
 
 void Policy::unpin(const ChunkAccess& access) {
-  Residency::Copy& copy = chunks_.at(access.chunk).at(access.tier);
+  const ChunkInfo& info = chunks_.at(access.chunk).info();
+  Residency::Copy& copy = chunks_[access.chunk].at(access.tier);
   const std::uint32_t writes = access.mode == Access::write ? 1 : 0;
   if (copy.pins == 0 || copy.write_pins < writes) {
     throw LogicError("policy: a pin is released that nobody holds");
   }
-  --copy.pins;
+  if (--copy.pins == 0 && access.tier != info.home) {
+    budgets_[index_of(access.tier)]->let_go(info.room_bytes[index_of(access.tier)]);
+  }
   copy.write_pins -= writes;
   copy.last_use = ++clock_;
   lanes_[index_of(access.tier)].ahead_is_full = false;

@@ -32,6 +32,8 @@ bool Policy::try_take_room(ChunkId id, Tier tier) {
   chunk.step(tier, CopyStep::reserve);
   if (tier != chunk.info().home) {
     guests_[at].push_back(id);
+  } else {
+    budgets_[at]->hold(room);
   }
   return true;
 }

@@ -18,6 +18,7 @@ class MemoryUsage {
     std::uint64_t peak = 0;
     std::uint64_t step_peak = 0;   ///< highest during the last complete step
     std::uint64_t chunk_peak = 0;  ///< highest of all chunks together
+    std::uint64_t needed = 0;      ///< highest of what could not leave at one moment
     std::array<std::uint64_t, kind_count> now_by_kind{};
     std::array<std::uint64_t, kind_count> peak_by_kind{};  ///< each its own highest: they need not coincide
   };
@@ -31,6 +32,16 @@ class MemoryUsage {
   std::uint64_t peak(Tier tier, Kind kind) const { return tiers[index_of(tier)].peak_by_kind[index_of(kind)]; }
   std::uint64_t step_peak(Tier tier) const { return tiers[index_of(tier)].step_peak; }
   std::uint64_t chunk_peak(Tier tier) const { return tiers[index_of(tier)].chunk_peak; }
+  /// The smallest budget of the device with which the run up to here goes as it went: the most that could not leave it
+  /// at one moment, of operands, the program's tensors, and chunks that rest there. What is cached or brought ahead of
+  /// need is not in it. Once a whole step has run it is exact to the byte: with so much a program whose steps are alike
+  /// runs, with less it is refused. That holds for chunks of this size, and for a program whose own tensors are the
+  /// same in each run; where several threads use the device, for what they happened to use at one moment. An upper
+  /// bound on a CUDA device, where the pool of the program's tensors counts as it has grown. Of the host an upper
+  /// bound: with less, more of what has no place given rests or is spilled elsewhere.
+  std::uint64_t needed(Tier tier) const { return tiers[index_of(tier)].needed; }
+  /// Of a chunk of parameters (placement.chunk); larger parameters have chunks of their own size.
+  std::uint64_t chunk_bytes = 0;
 
   /// Bytes that have crossed a link since the session began.
   std::uint64_t moved(Link link, Kind kind) const { return bytes_moved[index_of(link)][index_of(kind)]; }

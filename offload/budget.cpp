@@ -30,6 +30,7 @@ bool Budget::try_reserve(Kind kind, std::uint64_t bytes) noexcept {
   raise_to(gauge.peak, gauge.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
   if (!is_chunk_kind(kind)) {
     raise_to(program_peak_, program_now_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+    hold(bytes);
   }
   return true;
 }
@@ -38,6 +39,7 @@ void Budget::release(Kind kind, std::uint64_t bytes) noexcept {
   kinds_[index_of(kind)].now.fetch_sub(bytes, std::memory_order_relaxed);
   if (!is_chunk_kind(kind)) {
     program_now_.fetch_sub(bytes, std::memory_order_relaxed);
+    let_go(bytes);
   }
   total_.now.fetch_sub(bytes, std::memory_order_acq_rel);
 }
@@ -75,6 +77,14 @@ std::uint64_t Budget::take_program_peak() noexcept {
   raise_to(program_peak_, program_now_.load(std::memory_order_relaxed));
   return peak;
 }
+
+void Budget::hold(std::uint64_t bytes) noexcept {
+  raise_to(held_.peak, held_.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+}
+
+void Budget::let_go(std::uint64_t bytes) noexcept { held_.now.fetch_sub(bytes, std::memory_order_relaxed); }
+
+void Budget::need(std::uint64_t bytes) noexcept { raise_to(held_.peak, bytes); }
 
 std::string Budget::describe() const {
   std::string text(name_of(tier_));

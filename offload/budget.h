@@ -47,6 +47,16 @@ class Budget {
   /// The most that kinds which are not chunks took since the last call.
   std::uint64_t take_program_peak() noexcept;
 
+  // What cannot leave: all that kinds which are not chunks use, and of chunks what is held here.
+  /// From now on, until `let_go`, so many bytes of chunks cannot be given back: they rest here or are pinned.
+  void hold(std::uint64_t bytes) noexcept;
+  void let_go(std::uint64_t bytes) noexcept;
+  std::uint64_t held() const noexcept { return held_.now.load(std::memory_order_relaxed); }
+  /// So much has to fit at one moment, whether it is taken or not.
+  void need(std::uint64_t bytes) noexcept;
+  /// The most that could not leave at one moment: with a smaller capacity something of it would have found no room.
+  std::uint64_t needed() const noexcept { return held_.peak.load(std::memory_order_relaxed); }
+
   /// "device: 60MiB of 64MiB used: parameter 48MiB, other 12MiB", for error messages.
   std::string describe() const;
 
@@ -64,6 +74,7 @@ class Budget {
   std::atomic<std::uint64_t> sample_peak_{0};
   std::atomic<std::uint64_t> program_now_{0};
   std::atomic<std::uint64_t> program_peak_{0};
+  Gauge held_;  ///< with what the program uses
 };
 
 /// Part of a budget, held for as long as this object lives.

@@ -47,6 +47,25 @@ TEST(Budget, a_size_near_the_largest_number_does_not_wrap_around) {
   EXPECT_EQ(budget.used(), 60u);
 }
 
+TEST(Budget, what_is_needed_is_the_most_that_could_not_leave_at_one_moment) {
+  Budget budget(Tier::device, 100);
+  ASSERT_TRUE(budget.try_reserve(Kind::parameter, 60));
+  EXPECT_EQ(budget.needed(), 0u) << "a chunk can leave";
+  budget.hold(20);
+  ASSERT_TRUE(budget.try_reserve(Kind::activation, 15));
+  EXPECT_EQ(budget.held(), 35u);
+  budget.let_go(20);
+  budget.release(Kind::activation, 10);
+  EXPECT_EQ(budget.held(), 5u);
+  ASSERT_TRUE(budget.try_reserve(Kind::other, 25));
+  EXPECT_FALSE(budget.try_reserve(Kind::other, 25));
+  EXPECT_EQ(budget.needed(), 35u) << "of two moments, not of both together, and not of what was refused";
+  budget.need(50);
+  budget.need(40);
+  EXPECT_EQ(budget.needed(), 50u);
+  EXPECT_EQ(budget.held(), 30u);
+}
+
 TEST(Budget, kinds_sum_to_what_is_used) {
   Budget budget(Tier::host, 1000);
   for (const Kind kind : all_kinds) {
