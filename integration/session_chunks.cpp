@@ -67,17 +67,29 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
   }
   const Budget& host = memory_.budget(Tier::host);
   const Budget& device = memory_.budget(Tier::device);
+  RestingRoom not_for_resting = rested_;
+  not_for_resting[index_of(Tier::host)] +=
+      largest_update_room() + saturating_subtract(host.used(Kind::other), to_be_freed[index_of(Tier::host)]);
+  not_for_resting[index_of(Tier::nvme)] +=
+      saturating_subtract(spillable_.nvme_bytes(), to_be_freed[index_of(Tier::nvme)]);
+  not_for_resting[index_of(Tier::device)] += 2 * largest_on_device + device.used(Kind::buffer);
   RestingRoom room{};
-  room[index_of(Tier::host)] = saturating_subtract(
-      host.capacity(), rested_[index_of(Tier::host)] + largest_update_room() +
-                           saturating_subtract(host.used(Kind::other), to_be_freed[index_of(Tier::host)]));
-  room[index_of(Tier::nvme)] = saturating_subtract(
-      memory_.budget(Tier::nvme).capacity(),
-      rested_[index_of(Tier::nvme)] + saturating_subtract(spillable_.nvme_bytes(), to_be_freed[index_of(Tier::nvme)]));
+  for (const Tier tier : all_tiers) {
+    room[index_of(tier)] = saturating_subtract(memory_.budget(tier).capacity(), not_for_resting[index_of(tier)]);
+  }
   room[index_of(Tier::device)] =
-      saturating_subtract(std::min(device.capacity(), memory_.device_chunk_limit()),
-                          rested_[index_of(Tier::device)] + 2 * largest_on_device + device.used(Kind::buffer));
-  return choose_homes(rooms, shares, room);
+      std::min(room[index_of(Tier::device)],
+               saturating_subtract(memory_.device_chunk_limit(), not_for_resting[index_of(Tier::device)]));
+  const RestingRoom before = room;
+  std::vector<Tier> homes = choose_homes(rooms, shares, room);
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    // By default what finds no room here rests elsewhere: with a smaller budget these homes would be others.
+    const std::uint64_t placed = before[index_of(tier)] - room[index_of(tier)];
+    if (!shares && placed > 0) {
+      memory_.budget(tier).need(not_for_resting[index_of(tier)] + placed);
+    }
+  }
+  return homes;
 }
 
 ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
@@ -190,6 +202,8 @@ void SessionState::check_room_to_work() {
                           format_bytes_exactly(limited ? chunks_needed : device_needed) +
                           (limited ? "" : ", and more for activations") + ", or lower placement.chunk");
   }
+  memory_.budget(Tier::host).need(host_needed);
+  memory_.budget(Tier::device).need(device_needed);
 }
 
 }  // namespace terrace

@@ -204,6 +204,25 @@ TEST_P(Programs, give_the_same_bits_wherever_bytes_rest) {
   line.verdict = HasFailure() ? "DIFFERS" : "identical";
 }
 
+TEST_P(Programs, run_in_the_smallest_device_memory_that_they_tell_and_in_no_less) {
+  const Program& program = GetParam();
+  if (program.refused_with != nullptr) {
+    GTEST_SKIP() << "it is refused";
+  }
+  const Outcome with_room = run(program, roomy(program));
+  const auto with = [&](std::uint64_t device_bytes) {
+    Config config = roomy(program);
+    config.device.memory = device_bytes;
+    return run(program, config);
+  };
+  const std::uint64_t told = with_room.usage.needed(Tier::device);
+  const Outcome exactly = with(told);
+  EXPECT_EQ(exactly.error, "");
+  EXPECT_EQ(exactly.usage.needed(Tier::device), told);
+  EXPECT_EQ(first_difference(with_room.recorded, exactly.recorded), "");
+  EXPECT_TRUE(with(told - 1).out_of_memory);
+}
+
 // Every item of what is promised, in the words of the promise, and what else ordinary programs do.
 TEST(Table, has_a_row_for_every_item_of_the_promise) {
   const std::set<std::string> promised{"clip_grad_norm_",
