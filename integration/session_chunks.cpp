@@ -7,6 +7,7 @@
 #include "base/units.h"
 #include "integration/element_types.h"
 #include "integration/session_state.h"
+#include "offload/extent_format.h"
 
 namespace terrace {
 namespace {
@@ -89,7 +90,41 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
       memory_.budget(tier).need(not_for_resting[index_of(tier)] + placed);
     }
   }
+  require_room_to_rest(requests, homes, to_be_freed);
   return homes;
+}
+
+std::uint64_t SessionState::nvme_setting_for(std::uint64_t bytes) const {
+  const std::uint64_t extent_bytes = memory_.stream().granule_bytes();
+  const std::uint64_t paths = config_.nvme.paths.size();
+  const std::uint64_t extents = (bytes + extent_bytes * paths - 1) / (extent_bytes * paths);
+  return paths * extent_file_bytes(extent_bytes, extents);
+}
+
+void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
+                                        const RestingRoom& to_be_freed) const {
+  RestingRoom needed = rested_;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    needed[index_of(homes[i])] += memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(homes[i])];
+  }
+  if (!memory_.has_nvme()) {  // otherwise tensors of the program's leave the host for them
+    needed[index_of(Tier::host)] +=
+        saturating_subtract(memory_.budget(Tier::host).used(Kind::other), to_be_freed[index_of(Tier::host)]);
+  }
+  needed[index_of(Tier::device)] += memory_.budget(Tier::device).used(Kind::buffer);
+  for (const Tier tier : all_tiers) {
+    const std::uint64_t capacity = memory_.budget(tier).capacity();
+    if (needed[index_of(tier)] <= capacity) {
+      continue;
+    }
+    const std::string name(name_of(tier));
+    const std::uint64_t setting =
+        tier == Tier::nvme ? nvme_setting_for(needed[index_of(tier)]) : needed[index_of(tier)];
+    throw OutOfMemory(name + ": chunks of " + std::string(name_of(requests.front().kind)) + " and what is there take " +
+                          format_bytes(needed[index_of(tier)]) + ", in a budget of " + format_bytes(capacity),
+                      "raise " + name + ".memory to at least " + format_bytes_exactly(setting) +
+                          (memory_.has_nvme() ? ", or let less rest there" : ", or give nvme.paths"));
+  }
 }
 
 ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {

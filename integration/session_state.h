@@ -172,6 +172,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// `to_be_freed`: what will have been given up by then.
   std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests,
                                      const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
+  /// Throws OutOfMemory, with the setting that all of them need together, before any is registered.
+  void require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
+                            const RestingRoom& to_be_freed) const;
+  /// The nvme.memory with which extents take so many bytes: the files have headers besides.
+  std::uint64_t nvme_setting_for(std::uint64_t bytes) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
   std::uint64_t bytes_of(const ChunkRequest& request) const;
   /// What the host must hold at once to update a set of chunks.

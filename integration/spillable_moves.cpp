@@ -43,7 +43,8 @@ SpillableStorages::Room::~Room() {
 }
 
 bool SpillableStorages::can_leave(c10::StorageImpl& storage) const {
-  return storage.nbytes() >= memory_.stream().granule_bytes() && storage.nbytes() <= largest_that_leaves() &&
+  return memory_.has_nvme() && storage.nbytes() >= memory_.stream().granule_bytes() &&
+         storage.nbytes() <= largest_that_leaves() &&
          bytes_counted_by(*memory_.host_source(), storage._mutable_data_ptr_no_checks()) > 0;
 }
 
