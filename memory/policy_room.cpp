@@ -205,9 +205,15 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
   if (lack.evicts) {
     message += "; " + format_bytes(held) + " of it cannot leave now";
   }
-  std::string hint = "raise " + name + ".memory to at least " + format_bytes_exactly(held + wanted);
+  const std::uint64_t least = held + wanted;
+  // Of nvme.memory the headers of the files are a part too.
+  std::string hint = tier == Tier::nvme ? "raise nvme.memory by at least " +
+                                              format_bytes_exactly(least - std::min(least, budget.capacity()))
+                                        : "raise " + name + ".memory to at least " + format_bytes_exactly(least);
   if (tier == Tier::device) {
-    hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
+    hint +=
+        ", and more for what comes after it (a step that has run tells how much: MemoryUsage::needed), lower the "
+        "micro-batch, or build the model inside Session::construct if it was built outside";
   }
   return std::make_exception_ptr(OutOfMemory(message, hint));
 }
