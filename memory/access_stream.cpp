@@ -93,6 +93,7 @@ Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin or
   Request request;
   request.accesses = accesses;
   request.in_schedule = origin != AccessOrigin::beside_program;
+  request.patient = origin == AccessOrigin::background_work;
   Pin pin;
   pin.held_.reserve(accesses.size());
   Lock lock(mutex_);
@@ -130,6 +131,12 @@ void AccessStream::announce(std::vector<ChunkId> chunks) {
 void AccessStream::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
   const Lock lock(mutex_);
   policy_.set_update_queued(chunks, queued);
+  carry_out(lock);
+}
+
+void AccessStream::set_updates_awaited(bool awaited) {
+  const Lock lock(mutex_);
+  policy_.set_updates_awaited(awaited);
   carry_out(lock);
 }
 

@@ -115,6 +115,7 @@ class AccessStream {
   void begin_pass(ScheduleBook::Key key);
   void announce(std::vector<ChunkId> chunks);
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
+  void set_updates_awaited(bool awaited);
 
   /// Room for a tensor of the program, which chunks leave for if need be. Throws OutOfMemory.
   void allocate(std::uint64_t bytes, Kind kind, Tier tier = Tier::device);

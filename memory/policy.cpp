@@ -100,6 +100,7 @@ void Policy::transfer_done(const Transfer& transfer) {
   chunk.at(transfer.to).last_use = ++clock_;
   chunk.at(transfer.to).failed_writes = 0;
   --in_flight_;
+  chunk.blank = transfer.fill || (chunk.blank && transfer.from != transfer.to);
   if (is_ahead_of_need(transfer)) {
     --lanes_[index_of(transfer.to)].ahead;
   }
@@ -214,6 +215,7 @@ void Policy::begin_pass(ScheduleBook::Key key) {
   book_.begin_pass(key);
   if (book_.current() != lanes_[index_of(Tier::device)].forecast.schedule()) {
     lanes_[index_of(Tier::device)].forecast.follow(book_.current());
+    time_updates();
     look_ahead_again(Tier::device);
     advance();
   }
@@ -222,6 +224,7 @@ void Policy::begin_pass(ScheduleBook::Key key) {
 void Policy::step_mark() {
   book_.end_step();
   lanes_[index_of(Tier::device)].forecast.follow(book_.current());
+  time_updates();
   look_ahead_again(Tier::device);
   advance();
 }
@@ -398,7 +401,9 @@ void Policy::check_invariants() const {
     require(budgets_[at]->needed() <= budgets_[at]->capacity(), "no tier was needed beyond its budget");
   }
   const bool something_comes = in_flight_ > 0 || vacating_bytes_ != std::array<std::uint64_t, tier_count>{};
-  require(waiting() == 0 || something_comes, "who waits, waits for something in flight");
+  const Lane& host = lanes_[index_of(Tier::host)];
+  const bool can_wait = waiting() == host.queue.size() && !host.queue.empty() && is_patient(*host.queue.front());
+  require(waiting() == 0 || something_comes || can_wait, "who waits, waits for something in flight");
   std::size_t ahead = 0;
   for (const Lane& lane : lanes_) {
     ahead += lane.ahead;

@@ -18,7 +18,8 @@
 /// longest ago goes. A clean one is dropped, a dirty one transferred to its home first.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
-/// announced, then what the device will be brought from there until the pass ends, then what was announced again. Ahead
+/// announced, each by when the device uses what is updated then, what the device will be brought from there until the
+/// pass ends, and then what was announced again. Ahead
 /// of the cursor, chunks are brought into free room and into that of copies with a later use, so that what is fetched
 /// ahead never displaces what is needed sooner. Dirty copies on the device without a further use in the pass leave it
 /// at once, so that they can be dropped when their room is needed: to a home on the host, or to the host on their way
@@ -60,6 +61,9 @@ struct Request {
   bool in_schedule = true;             ///< whether it is recorded, and what comes after it in the schedule is expected
   std::optional<ChunkInfo> new_chunk;  ///< to be registered, once there is room for it at home
   ChunkId chunk = 0;                   ///< its id, when granted
+  /// Nobody waits for it yet (see `Policy::set_updates_awaited`): it takes no room of what is used sooner than what it
+  /// is for, and waits until such is used.
+  bool patient = false;
   std::uint64_t program_bytes = 0;
   Kind program_kind = Kind::other;
   Tier program_tier = Tier::device;
@@ -125,6 +129,8 @@ class Policy {
   /// While an update of chunks is queued, they are not fetched ahead to the device: their bytes are about to change, or
   /// to be dead. Ends with the next write or discard too.
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
+  /// Whether somebody waits for what patient requests are for: as long as that is so there are none.
+  void set_updates_awaited(bool awaited);
   /// From now on every request is refused with the first error that this is told.
   void fail(std::exception_ptr error);
 
@@ -211,7 +217,8 @@ class Policy {
   bool look_ahead_for_device();
   /// Brings the chunk that is used at `position` of the tier's forecast, at that distance. False where there is no
   /// room.
-  bool fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance);
+  bool fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance,
+                   TransferPriority priority = TransferPriority::prefetch);
   void look_ahead_again(Tier tier);
   /// The chunk's copy on the tier goes, or can be brought now: plans anew from its next use on.
   void plan_again(ChunkId id, Tier tier);
@@ -239,20 +246,24 @@ class Policy {
   /// Room that is free or on its way to be.
   Room room_now(std::uint64_t bytes, Tier tier) const;
   void send_home(ChunkId id);
-  /// How far away the next use of the copy is, in units that can be compared on its tier.
+  /// How far away the next use of the copy is, in units that can be compared on its tier: entries of its forecast; on
+  /// the host entries of the device's, where that is known, for the device is brought its bytes from there, and an
+  /// update is due when the device uses the parameters.
   std::uint64_t distance_of(ChunkId id, Tier tier) const;
   /// How far away that position of the tier's forecast is, in the same.
   std::uint64_t distance_of_position(std::size_t position, Tier tier) const;
   /// How far away the next time is that the copy's bytes are made anew: on the device by the program, on the host by an
   /// update.
   std::uint64_t distance_of_write(ChunkId id, Tier tier) const;
-  // Distances on the host have three ranges, one after the other: of what is announced, of what the device uses in this
-  // pass, and of what comes then.
-  std::uint64_t distance_of_use_on_device(std::uint64_t entries) const;
-  std::uint64_t distance_after_this_pass(std::uint64_t entries) const;
-  bool is_after_this_pass(std::uint64_t distance, Tier tier) const;
+  /// Finds by when what is announced is due.
+  void time_updates();
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
+  /// Starts evictions, of copies with a use beyond `distance` where that is given. False if there are too few.
+  bool evict_for(Tier tier, std::uint64_t bytes, bool for_chunk, std::optional<std::uint64_t> distance,
+                 TransferPriority priority);
+  /// Whether the request rather waits than takes the room of what is used sooner.
+  bool is_patient(const Request& request) const;
   /// The request waits for room that is on its way to be free.
   void wait_for_room(Request& request, Tier tier);
   std::uint64_t shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const;
@@ -298,6 +309,8 @@ class Policy {
   std::uint64_t demand_fetches_ = 0;
   ScheduleBook book_;
   Schedule announced_;
+  std::vector<std::size_t> due_;  ///< by announced entry, when the device uses what is updated by then; none if unknown
+  bool updates_awaited_ = false;
 };
 
 }  // namespace terrace

@@ -25,6 +25,7 @@ void Policy::announce(std::vector<ChunkId> chunks) {
   }
   announced_ = Schedule(std::move(entries));
   lanes_[index_of(Tier::host)].forecast.follow(&announced_);
+  time_updates();
   look_ahead_again(Tier::host);
   advance();
 }
@@ -38,6 +39,13 @@ void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
   }
   if (!queued) {
     lanes_[index_of(Tier::device)].ahead_is_full = false;
+    advance();
+  }
+}
+
+void Policy::set_updates_awaited(bool awaited) {
+  updates_awaited_ = awaited;
+  if (awaited) {
     advance();
   }
 }
@@ -77,11 +85,16 @@ bool Policy::look_ahead_until(std::size_t end, Tier tier) {
   const Schedule& schedule = *lane.forecast.schedule();
   for (lane.planned = std::max(lane.planned, lane.forecast.cursor()); lane.planned < end; ++lane.planned) {
     const ChunkId id = schedule[lane.planned % schedule.size()].chunk;
-    if (!wanted_ahead(id, tier)) {
+    const bool with_device = tier == Tier::host && lane.planned < schedule.size() && wanted_ahead(id, tier);
+    if (with_device && !look_ahead_for_device()) {
+      return false;
+    }
+    if (!wanted_ahead(id, tier)) {  // the device may have been what it is brought for
       continue;
     }
     if (lane.ahead >= prefetch_depth_ ||
-        !fetch_ahead(id, tier, lane.planned, distance_of_position(lane.planned, tier))) {
+        !fetch_ahead(id, tier, lane.planned, distance_of_position(lane.planned, tier),
+                     lane.planned < schedule.size() ? TransferPriority::prefetch : TransferPriority::early)) {
       lane.ahead_is_full = true;
       free_more_ahead(tier, end);
       return false;
@@ -96,16 +109,21 @@ bool Policy::look_ahead_for_device() {
   if (device.schedule() == nullptr) {
     return true;
   }
-  const std::size_t all_announced = host.forecast.schedule()->size();
+  // Room that is made for the one must not be taken by the other, so the two go by one order: up to what is announced
+  // and is to be brought next.
+  const std::size_t announced = std::min(host.planned, host.forecast.schedule()->size());
+  const std::size_t end = announced == host.forecast.schedule()->size()
+                              ? device.schedule()->size()
+                              : std::min<std::size_t>(device.schedule()->size(),
+                                                      device.cursor() + distance_of_position(announced, Tier::host));
   std::size_t& planned = planned_for_device_;
-  for (planned = std::max(planned, device.cursor()); planned < device.schedule()->size(); ++planned) {
+  for (planned = std::max(planned, device.cursor()); planned < end; ++planned) {
     if (host.ahead >= prefetch_depth_) {
       return false;
     }
     const ChunkId id = (*device.schedule())[planned].chunk;
     if (chunks_[id].info().home == Tier::nvme && chunks_[id].at(Tier::device).state == CopyState::absent &&
-        wanted_ahead(id, Tier::host) &&
-        !fetch_ahead(id, Tier::host, all_announced, distance_of_use_on_device(planned - device.cursor()))) {
+        wanted_ahead(id, Tier::host) && !fetch_ahead(id, Tier::host, announced, planned - device.cursor())) {
       host.ahead_is_full = true;
       return false;
     }
@@ -122,6 +140,9 @@ void Policy::fill_ahead() {
   const std::size_t end = std::min(schedule->size(), lane.forecast.cursor() + fills_ahead);
   for (std::size_t at = lane.forecast.cursor(); at < end && lane.ahead < prefetch_depth_; ++at) {
     const ChunkId id = (*schedule)[at].chunk;
+    if (wanted_ahead(id, Tier::device) && chunks_[id].at(Tier::device).state == CopyState::absent) {
+      return;  // what is needed sooner has the room
+    }
     if (!chunks_[id].has_bytes() && !chunks_[id].in_flight() && can_come_ahead(id, Tier::device) &&
         !fetch_ahead(id, Tier::device, at, distance_of_position(at, Tier::device))) {
       return;
@@ -129,14 +150,15 @@ void Policy::fill_ahead() {
   }
 }
 
-bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance) {
+bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance,
+                         TransferPriority priority) {
   if (chunks_[id].at(tier).state == CopyState::absent &&
       !(make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position, distance) == Room::there &&
         try_take_room(id, tier))) {
     return false;
   }
   ++lanes_[index_of(tier)].ahead;
-  start_arrival(id, tier, is_after_this_pass(distance, tier) ? TransferPriority::early : TransferPriority::prefetch);
+  start_arrival(id, tier, priority);
   return true;
 }
 

@@ -41,6 +41,7 @@ void Policy::grant(Request& request) {
     }
     chunks_[access.chunk].at(access.tier).can_wait = false;
     if (access.mode == Access::write) {
+      chunks_[access.chunk].blank = false;
       supersede_others(access.chunk, access.tier);
     }
     if (request.in_schedule && access.tier == Tier::device) {
@@ -184,6 +185,11 @@ bool Policy::advance_access(Request& request, std::size_t position) {
       break;
     }
     const std::uint64_t room = chunk.info().room_bytes[index_of(access.tier)];
+    if (is_patient(request)) {
+      lanes_[index_of(access.tier)].short_of_room =
+          evict_for(access.tier, room, true, distance_of(access.chunk, access.tier), TransferPriority::write_back);
+      return false;
+    }
     if (!make_room(access.tier, room, true)) {
       refuse(request, out_of_memory({.tier = access.tier,
                                      .bytes = room,
@@ -218,6 +224,12 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     }
   }
   return false;
+}
+
+bool Policy::is_patient(const Request& request) const {
+  // Others that wait behind it have to be served.
+  return request.patient && !updates_awaited_ && prefetch_depth_ > 0 &&
+         lanes_[index_of(lane_of(request))].queue.size() == 1 && !due_.empty();
 }
 
 std::uint64_t Policy::room_wanted_after(const Request& request, std::size_t position) const {

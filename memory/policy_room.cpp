@@ -13,8 +13,6 @@ double each_of(std::uint64_t distance) noexcept {
   return distance == Forecast::never ? 0 : 1 / (static_cast<double>(distance) + 1);
 }
 
-std::uint64_t size_of(const Schedule* schedule) noexcept { return schedule == nullptr ? 0 : schedule->size(); }
-
 }  // namespace
 
 bool Policy::try_take_room(ChunkId id, Tier tier) {
@@ -49,12 +47,18 @@ std::optional<ChunkId> Policy::try_add_chunk(const ChunkInfo& info) {
 }
 
 bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
+  return evict_for(tier, bytes, for_chunk, std::nullopt, TransferPriority::demand) || in_flight_ > 0 ||
+         vacating_bytes_[index_of(tier)] > 0;
+}
+
+bool Policy::evict_for(Tier tier, std::uint64_t bytes, bool for_chunk, std::optional<std::uint64_t> distance,
+                       TransferPriority priority) {
   while (shortage(tier, bytes, for_chunk) > 0) {
-    const std::optional<ChunkId> id = victim(tier);
+    const std::optional<ChunkId> id = victim(tier, distance);
     if (!id) {
-      return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
+      return false;
     }
-    evict(*id, tier, TransferPriority::demand);
+    evict(*id, tier, priority);
   }
   return true;
 }
@@ -135,17 +139,10 @@ std::uint64_t Policy::distance_of(ChunkId id, Tier tier) const {
   if (tier != Tier::host) {
     return forecast.distance(id);
   }
+  // The device is brought its bytes from here.
   const auto use = forecast.next_use(id);
-  if (use && *use < forecast.schedule()->size()) {
-    return forecast.distance(id);
-  }
-  // The device is brought its bytes from here until the pass ends, and then what was announced comes again.
-  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
-  if (device.used_again(id)) {
-    return distance_of_use_on_device(device.distance(id));
-  }
-  const std::uint64_t later = use ? forecast.distance(id) : device.distance(id);
-  return later == Forecast::never ? Forecast::never : distance_after_this_pass(later);
+  const std::uint64_t here = use ? distance_of_position(*use, tier) : Forecast::never;
+  return std::min(here, lanes_[index_of(Tier::device)].forecast.distance(id));
 }
 
 /// An update writes states and parameters, and gradients die of it.
@@ -160,20 +157,31 @@ std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
 
 std::uint64_t Policy::distance_of_position(std::size_t position, Tier tier) const {
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
-  const std::uint64_t entries = position < forecast.cursor() ? 0 : position - forecast.cursor();
-  return tier == Tier::host && position >= forecast.schedule()->size() ? distance_after_this_pass(entries) : entries;
+  const auto from = [](std::size_t cursor, std::size_t at) { return at < cursor ? 0 : at - cursor; };
+  const std::uint64_t entries = from(forecast.cursor(), position);
+  if (tier != Tier::host || due_.empty()) {
+    return entries;
+  }
+  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
+  return position < due_.size() ? from(device.cursor(), due_[position])
+                                : device.schedule()->size() - device.cursor() + due_.at(position - due_.size());
 }
 
-std::uint64_t Policy::distance_of_use_on_device(std::uint64_t entries) const {
-  return size_of(lanes_[index_of(Tier::host)].forecast.schedule()) + entries;
-}
-
-std::uint64_t Policy::distance_after_this_pass(std::uint64_t entries) const {
-  return distance_of_use_on_device(size_of(lanes_[index_of(Tier::device)].forecast.schedule())) + entries;
-}
-
-bool Policy::is_after_this_pass(std::uint64_t distance, Tier tier) const {
-  return tier == Tier::host && distance >= distance_after_this_pass(0);
+void Policy::time_updates() {
+  const Schedule* device = lanes_[index_of(Tier::device)].forecast.schedule();
+  due_.clear();
+  if (device == nullptr) {
+    return;
+  }
+  due_.resize(announced_.size());
+  std::size_t due = device->size();
+  for (std::size_t position = due_.size(); position-- > 0;) {
+    const ChunkId id = announced_[position].chunk;
+    if (chunks_[id].info().kind == Kind::parameter) {
+      due = std::min(due, device->next_use(id, 0).value_or(due));
+    }
+    due_[position] = due;
+  }
 }
 
 std::exception_ptr Policy::out_of_memory(const Lack& lack) const {

@@ -64,8 +64,8 @@ bool Residency::is_spare(Tier tier) const noexcept {
   const auto on_the_way = [&](Tier other) {
     return tier < info_.home ? tier < other && other <= info_.home : info_.home <= other && other < tier;
   };
-  return std::any_of(all_tiers.begin(), all_tiers.end(),
-                     [&](Tier other) { return on_the_way(other) && at(other).readable(); });
+  return blank || std::any_of(all_tiers.begin(), all_tiers.end(),
+                              [&](Tier other) { return on_the_way(other) && at(other).readable(); });
 }
 
 bool Residency::in_flight() const noexcept {

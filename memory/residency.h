@@ -60,7 +60,7 @@ class Residency {
   /// Whether any copy holds the chunk's bytes; if none does it reads as it begins.
   bool has_bytes() const noexcept;
   /// Whether a tier on the way from `tier` home, or the home, holds the bytes too: the copy can be dropped, and the
-  /// bytes do not come home by a longer way.
+  /// bytes do not come home by a longer way. So can one that is blank.
   bool is_spare(Tier tier) const noexcept;
   /// Whether a transfer reads or writes any copy.
   bool in_flight() const noexcept;
@@ -72,6 +72,8 @@ class Residency {
 
   /// An update of the chunk is queued: its bytes are about to be superseded.
   bool update_queued = false;
+  /// Its bytes are those it began with: nothing is lost when every copy is dropped.
+  bool blank = false;
   /// It is on its way from the device to NVMe and leaves the host as soon as it is there.
   bool passes_host = false;
   /// The bytes are dead once nobody uses them: see Policy::discard.

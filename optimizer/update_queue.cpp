@@ -43,11 +43,13 @@ UpdateQueue::~UpdateQueue() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    stream_.set_updates_awaited(true);  // whoever is at one is to end
   }
   changed_.notify_all();
   if (background_.joinable()) {
     background_.join();
   }
+  stream_.set_updates_awaited(false);
 }
 
 UpdateTicket UpdateQueue::submit(UpdateJob job) {
@@ -225,7 +227,13 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
 template <class Wanted>
 void UpdateQueue::await_other(Lock& lock, AccessOrigin origin, std::optional<ChunkId> chunk, const Wanted& wanted) {
   const std::int64_t begin_ns = monotonic_ns();
+  if (waiters_++ == 0) {
+    stream_.set_updates_awaited(true);
+  }
   changed_.wait(lock, [&] { return !busy_ || !wanted(); });
+  if (--waiters_ == 0) {
+    stream_.set_updates_awaited(false);
+  }
   if (origin != AccessOrigin::background_work) {
     stream_.note_wait_for_update(chunk, begin_ns, monotonic_ns());
   }

@@ -109,9 +109,10 @@ class UpdateQueue final : public PriorWork {
   ItemId next_ = 0;                           ///< items before it are taken
   std::unordered_map<ChunkId, ItemId> owed_;  ///< by chunk, what is not done
   std::atomic<bool> anything_owed_{false};
-  UpdateTicket submitted_;  ///< the last job that may need a norm
-  bool norm_known_ = true;  ///< of that one
-  bool busy_ = false;       ///< somebody runs a part of the job
+  UpdateTicket submitted_;   ///< the last job that may need a norm
+  bool norm_known_ = true;   ///< of that one
+  bool busy_ = false;        ///< somebody runs a part of the job
+  std::size_t waiters_ = 0;  ///< for him
   std::exception_ptr error_;
   std::exception_ptr refusal_;
   bool stopping_ = false;

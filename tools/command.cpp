@@ -131,8 +131,11 @@ ExitCode run_train(TrainArguments& arguments) {
 
 constexpr const char* kBenchStepFooter =
     "Each figure is the median ratio of pairs of short rounds that take turns, with its 95% interval.\n"
-    "Examples, with a folder on the drive that is to hold optimizer states:\n"
-    "  terrace bench step --nvme /data/terrace                      (all cases: about an hour)\n"
+    "Parameters rest on the host, in cases that end in -nvme on NVMe, in -mixed half on each; -x4 has four\n"
+    "micro-batches a step. Gradients of all these rest on NVMe. \"by phases\" is the ratio to the sum over a step's\n"
+    "phases of the largest term of each: nothing of an update begins before step().\n"
+    "Examples, with a folder on the drive that is to be used:\n"
+    "  terrace bench step --nvme /data/terrace                      (all cases: some hours)\n"
     "  terrace bench step --nvme /data/terrace --case balanced --case link-bound --json\n"
     "  terrace bench step --case real-resident --pairs 3            (a first look)\n"
     "\nExit codes: 0 done, whatever the verdicts, 1 internal error, 2 bad usage, 3 too little memory,\n"

@@ -59,6 +59,20 @@ TEST(Policy, drops_a_clean_copy_without_a_transfer) {
   EXPECT_THAT(world.take_actions(), ElementsAre(vacates(clean, device), moves(wanted, host, device)));
 }
 
+TEST(Policy, drops_what_nobody_has_written_without_a_transfer) {
+  World world(1, 8);
+  const ChunkId blank = world.fresh(host);
+  const ChunkId other = world.written(host);
+  world.read(blank, device);
+  world.take_actions();
+  world.read(other, device);
+  EXPECT_THAT(world.take_actions(), ElementsAre(vacates(blank, device), moves(other, host, device)));
+  world.write(blank, device);
+  world.take_actions();
+  world.read(other, device);
+  EXPECT_THAT(world.take_actions(), Contains(moves(blank, device, host))) << "now it has bytes";
+}
+
 TEST(Policy, a_dirty_copy_travels_home_before_its_room_is_given_up) {
   World world(1, 4);
   const ChunkId dirty = world.written(host);

@@ -5,6 +5,7 @@
 /// sees the newest contents, and whether anything is read, dropped or overwritten that must not be.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -115,6 +116,14 @@ class SimulatedDriver {
     return submit(call);
   }
 
+  Call& acquire_patiently(std::vector<ChunkAccess> accesses) {
+    Call& call = new_call();
+    call.accesses = std::move(accesses);
+    call.request.patient = true;
+    call.request.accesses = call.accesses;
+    return submit(call);
+  }
+
   Call& allocate(std::uint64_t bytes, Kind kind = Kind::activation) {
     Call& call = new_call();
     call.request.program_bytes = bytes;
@@ -166,6 +175,10 @@ class SimulatedDriver {
   }
   void announce(std::vector<ChunkId> chunks) {
     policy_.announce(std::move(chunks));
+    after_event();
+  }
+  void set_updates_awaited(bool awaited) {
+    policy_.set_updates_awaited(awaited);
     after_event();
   }
   void set_update_queued(ChunkId chunk, bool queued) {
@@ -347,7 +360,9 @@ class SimulatedDriver {
 
   void check() const {
     policy_.check_invariants();
-    require(policy_.waiting() == 0 || !idle(), "who waits, waits for something under way");
+    const bool patient = std::any_of(calls_.begin(), calls_.end(),
+                                     [](const auto& call) { return call->request.patient && call->waiting(); });
+    require(policy_.waiting() == 0 || !idle() || patient, "who waits, waits for something under way");
     for (const auto& call : calls_) {
       if (!call->seen_granted) continue;
       for (const ChunkAccess& access : call->accesses) check_current(access);

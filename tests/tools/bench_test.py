@@ -49,7 +49,9 @@ class BenchTest(unittest.TestCase):
         result = bench("--case", "fast")
         self.assertEqual(result.returncode, 2)
         self.assertIn("'fast'", result.stderr)
-        self.assertIn("compute-bound, link-bound, nvme-bound, balanced, real-resident, real-nvme", result.stderr)
+        cases = [bound + rest for bound in ("compute-bound", "link-bound", "nvme-bound", "balanced")
+                 for rest in ("", "-nvme", "-mixed", "-x4")]
+        self.assertIn(", ".join(cases + ["real-resident", "real-nvme"]), result.stderr)
 
     def test_a_case_with_states_on_nvme_needs_a_folder(self):
         result = bench("--case", "nvme-bound")
