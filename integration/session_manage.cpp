@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "integration/byte_copies.h"
 #include "integration/pinned_run.h"
 #include "integration/session_state.h"
@@ -211,6 +212,7 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
   }
   // One chunk at a time: what the model held before is freed as its bytes move in.
   const std::vector<Tier> homes = choose_homes_for(parameter_chunks, config_.placement.parameters, to_be_freed);
+  require_room_to_move_in(parameter_chunks, homes, members);
   for (std::uint32_t set = first_set; set < end_set; ++set) {
     const SpillableStorages::Room room(spillable_,
                                        room_to_move_in(bytes_of(parameter_chunks[set - first_set]), largest_tensor));
@@ -221,6 +223,30 @@ void SessionState::move_in(std::span<ManagedParameter> found) {
   const std::vector<Tier> gradient_homes = choose_homes_for(gradient_chunks, config_.placement.gradients, {});
   for (std::size_t i = 0; i < gradient_chunks.size(); ++i) {
     chunk_sets_[gradient_chunks[i].set].gradient = add_chunk(gradient_chunks[i], gradient_homes[i]);
+  }
+}
+
+void SessionState::require_room_to_move_in(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
+                                           std::span<const std::vector<ManagedParameter*>> members) const {
+  if (memory_.has_nvme()) {
+    return;  // tensors leave for it
+  }
+  const Budget& host = memory_.budget(Tier::host);
+  std::uint64_t used = host.used(Kind::other) + rested_[index_of(Tier::host)];
+  std::uint64_t most = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const std::uint64_t room = memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(Tier::host)];
+    most = std::max(most, used + room);  // it is filled there, wherever it rests
+    used += homes[i] == Tier::host ? room : 0;
+    for (const ManagedParameter* const parameter : members[i]) {
+      used -= bytes_on_host(parameter->tensor);
+    }
+  }
+  if (most > host.capacity()) {
+    throw OutOfMemory("host: moving parameters into chunks takes " + format_bytes(most) + " at one moment, of which " +
+                          format_bytes(host.used(Kind::other)) + " are used now, in a budget of " +
+                          format_bytes(host.capacity()),
+                      "raise host.memory to at least " + format_bytes_exactly(most) + ", or give nvme.paths");
   }
 }
 

@@ -175,6 +175,10 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Throws OutOfMemory, with the setting that all of them need together, before any is registered.
   void require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
                             const RestingRoom& to_be_freed) const;
+  /// Throws OutOfMemory, with what it takes at most at one moment, where the host cannot hold the chunks and what of
+  /// the tensors has not moved into them yet, one chunk after the other.
+  void require_room_to_move_in(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
+                               std::span<const std::vector<ManagedParameter*>> members) const;
   /// The nvme.memory with which extents take so many bytes: the files have headers besides.
   std::uint64_t nvme_setting_for(std::uint64_t bytes) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
