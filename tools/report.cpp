@@ -63,6 +63,22 @@ std::string memory_table(const MemoryUsage& usage, Looks looks) {
   return headed(rows, looks);
 }
 
+/// What a step has told of the budgets that it takes; empty where there was none.
+std::string needed_text(const Report& report) {
+  if (report.tokens == 0) return "";
+  const MemoryUsage& usage = report.usage;
+  const auto setting = [&](Tier tier) {
+    const std::string exactly = format_bytes_exactly(usage.needed(tier));
+    const std::string roughly = format_bytes(usage.needed(tier));
+    return std::string(name_of(tier)) + ".memory = \"" + exactly + "\"" +
+           (roughly == exactly ? "" : " (" + roughly + ")");
+  };
+  return "this run needs " + setting(Tier::device) +
+         (report.device_is_emulated ? ", not a byte less, with placement.chunk = \""
+                                    : " or less, with placement.chunk = \"") +
+         format_bytes_exactly(usage.chunk_bytes) + "\"; " + setting(Tier::host) + " is enough\n";
+}
+
 std::string moved_table(const Report& report, Looks looks) {
   Rows rows{{"moved", "in all", "a step"}};
   const auto steps = static_cast<std::uint64_t>(std::max<std::int64_t>(report.steps - report.resumed_after, 1));
@@ -112,6 +128,7 @@ Json tier_json(const MemoryUsage& usage, Tier tier) {
   Json json;
   json["budget_bytes"] = usage.capacity(tier);
   json["peak_bytes"] = usage.peak(tier);
+  if (tier != Tier::nvme) json["needed_bytes"] = usage.needed(tier);
   json["chunk_peak_bytes"] = usage.chunk_peak(tier);
   for (const Kind kind : all_kinds) json["peak_bytes_by_kind"][name_of(kind)] = usage.peak(tier, kind);
   return json;
@@ -149,7 +166,8 @@ std::string to_text(const Report& report, Looks looks) {
   }
   if (report.sample) text.append("\n--- sample ---\n").append(printable(*report.sample)).append("\n--------------\n");
   if (report.managed) {
-    text.append("\n").append(memory_table(report.usage, looks)).append("\n").append(moved_table(report, looks));
+    text.append("\n").append(memory_table(report.usage, looks)).append(needed_text(report));
+    text.append("\n").append(moved_table(report, looks));
   }
   if (report.account) text.append("\n").append(account_text(*report.account, looks));
   return text;
@@ -174,6 +192,7 @@ std::string to_json(const Report& report) {
     run["stall_seconds_by_cause"][name_of(cause)] = report.stall_seconds_by_cause[index_of(cause)];
   }
   run["loss"] = report.loss;
+  run["chunk_bytes"] = report.usage.chunk_bytes;
   if (report.held_out) {
     run["held_out"] = {{"loss", report.held_out->loss},
                        {"byte_entropy", report.held_out->byte_entropy},

@@ -42,6 +42,7 @@ struct Report {
   std::optional<std::string> sample;
   std::optional<SavedCheckpoint> checkpoint;
   int threads = 1;  ///< that compute used
+  bool device_is_emulated = true;
   MemoryUsage usage;
   std::array<std::uint64_t, link_count> moved_in_steps{};  ///< bytes; what came after the last step moved more
   std::optional<Account> account;                          ///< where managed and a step was made

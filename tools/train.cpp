@@ -213,13 +213,13 @@ std::array<std::uint64_t, tier_count> spare_bytes(const Config& config, bool dev
   return spare;
 }
 
-RunFacts facts_of(const Report& report, const Config& config, bool device_is_emulated) {
+RunFacts facts_of(const Report& report, const Config& config) {
   return {.config = config,
           .seconds = report.seconds,
           .update_seconds = report.update_seconds,
           .stall_seconds_by_cause = report.stall_seconds_by_cause,
           .usage = report.usage,
-          .spare_bytes = spare_bytes(config, device_is_emulated),
+          .spare_bytes = spare_bytes(config, report.device_is_emulated),
           .threads = report.threads,
           .cores = static_cast<int>(std::thread::hardware_concurrency())};
 }
@@ -265,8 +265,8 @@ bool train(const TrainOptions& options) {
   if (options.sample > 0 && !stop()) report.sample = training.sample(options.prompt, options.sample, stop);
   report.interrupted = stop();
   report.usage = training.usage();
-  if (report.managed && report.tokens > 0)
-    report.account = account_of(facts_of(report, config, training.device().is_cpu()));
+  report.device_is_emulated = training.device().is_cpu();
+  if (report.managed && report.tokens > 0) report.account = account_of(facts_of(report, config));
   std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);
   std::fflush(stdout);
   if (!options.output.empty()) {

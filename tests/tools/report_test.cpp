@@ -53,6 +53,24 @@ TEST(Report, has_the_account_in_json) {
   EXPECT_EQ(run["account"]["suggestion"], "raise host.memory (now 180MiB)");
 }
 
+TEST(Report, says_what_budgets_would_have_done) {
+  Report report = stalled();
+  report.usage.chunk_bytes = 4 << 20;
+  report.usage.tiers[index_of(Tier::device)].needed = (38 << 20) + 576;
+  report.usage.tiers[index_of(Tier::host)].needed = 178 << 20;
+  EXPECT_THAT(to_text(report),
+              HasSubstr("this run needs device.memory = \"39846464B\" (38.00MiB), not a byte less, with "
+                        "placement.chunk = \"4MiB\"; host.memory = \"178MiB\" is enough\n"));
+  report.device_is_emulated = false;
+  EXPECT_THAT(to_text(report), HasSubstr("(38.00MiB) or less, with placement.chunk"));
+  const auto run = nlohmann::json::parse(to_json(report))["cases"][0];
+  EXPECT_EQ(run["chunk_bytes"], 4 << 20);
+  EXPECT_EQ(run["tiers"]["device"]["needed_bytes"], (38 << 20) + 576);
+  EXPECT_EQ(run["tiers"]["host"]["needed_bytes"], 178 << 20);
+  report.tokens = 0;
+  EXPECT_THAT(to_text(report), Not(HasSubstr("this run needs"))) << "no step has told";
+}
+
 TEST(Report, has_colours_for_headings_only_where_they_are_asked_for) {
   EXPECT_THAT(to_text(stalled()), Not(HasSubstr("\x1b")));
   const std::string text = to_text(stalled(), {.colours = true, .utf8 = true});

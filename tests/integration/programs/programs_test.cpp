@@ -217,7 +217,7 @@ TEST_P(Programs, run_in_the_smallest_device_memory_that_they_tell_and_in_no_less
   };
   const std::uint64_t told = with_room.usage.needed(Tier::device);
   const Outcome exactly = with(told);
-  EXPECT_EQ(exactly.error, "");
+  EXPECT_EQ(exactly.error, with_room.error);
   EXPECT_EQ(exactly.usage.needed(Tier::device), told);
   EXPECT_EQ(first_difference(with_room.recorded, exactly.recorded), "");
   EXPECT_TRUE(with(told - 1).out_of_memory);
