@@ -11,6 +11,7 @@
 #include "integration/element_types.h"
 #include "integration/program_device.h"
 #include "optimizer/state_format.h"
+#include "tools/least_memory.h"
 
 namespace terrace {
 namespace {
@@ -47,7 +48,10 @@ Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
   gpt_options(config.model).validate();  // before anything is taken from the tiers
   device_ = program_device(config.device);
   if (device_.is_cuda()) compute_deterministically();
-  if (!unmanaged) session_.emplace(config);
+  if (!unmanaged) {
+    session_.emplace(config);
+    require_least_memory(config, state_bytes(), session_->memory_usage());
+  }
   typed([&] { build(); });
   const MemoryUsage built = usage();
   counted_ = {.bytes_moved = built.bytes_moved,
@@ -177,11 +181,7 @@ std::uint8_t Training::next_byte(const std::string& text, std::mt19937_64& gener
   return static_cast<std::uint8_t>(chosen);
 }
 
-std::int64_t Training::parameters() const {
-  std::int64_t sum = 0;
-  for (const at::Tensor& parameter : model_->parameters()) sum += parameter.numel();
-  return sum;
-}
+std::int64_t Training::parameters() const { return count_parameters(config_.model); }
 
 std::uint64_t Training::state_bytes() const {
   const at::ScalarType type = config_.model.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;

@@ -3,6 +3,7 @@ losses with and without a session. Runs the program that TERRACE_BIN names."""
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -189,13 +190,51 @@ class SmallBudgets(TrainTest):
         message = self.fails(3, ["host"], "--set", "host.memory=64KiB")
         self.assertIn("host.memory", message)
 
-    def test_a_device_too_small_for_the_activations_is_refused_when_they_come(self):
+    def needed(self, *arguments):
+        case = json.loads(self.succeeds("--json", *arguments).stdout)["cases"][0]
+        return case["tiers"]["device"]["needed_bytes"]
+
+    def test_a_device_too_small_for_the_activations_is_refused_with_most_of_what_they_take(self):
         metrics = self.folder / "metrics.jsonl"
-        message = self.fails(3, ["device"], "--metrics", metrics, "--set", "device.memory=2MiB", "--set",
-                             "train.micro_batch=64")
-        self.assertIn("device.memory", message)
-        self.assertTrue(metrics.exists(), "training had started")
-        self.assertEqual(metrics.read_text(encoding="utf-8"), "")
+        batch = ["--set", "train.micro_batch=64"]
+        message = self.fails(3, ["device"], "--metrics", metrics, "--set", "device.memory=2MiB", *batch)
+        self.assertFalse(metrics.exists(), "training had not started")
+        number, unit = re.search(r"device.memory to at least (\d+)(\w+)", message).groups()
+        least = int(number) * {"B": 1, "KiB": 1024, "MiB": 1024 * 1024}[unit]
+        needed = self.needed("--set", "device.memory=64MiB", "--set", "placement.chunk=64KiB", *batch)
+        self.assertTrue(least <= needed <= 1.25 * least, f"{least} was told, {needed} is needed")
+
+    def test_the_smallest_device_that_a_run_tells_is_the_smallest(self):
+        for settings in [["--set", "host.memory=16MiB"], ON_NVME]:
+            run = [*settings, "--set", "placement.chunk=64KiB", "--set", "device.chunks=256KiB"]
+            needed = self.needed(*run)
+            self.assertEqual(self.needed(*run, "--set", f"device.memory={needed}B"), needed)
+            metrics = self.folder / "metrics.jsonl"
+            message = self.fails(3, ["device"], *run, "--metrics", metrics, "--set", f"device.memory={needed - 4096}B")
+            self.assertIn("raise device.memory to at least ", message)
+            self.assertTrue(metrics.exists(), "training had started")
+            self.assertEqual(metrics.read_text(encoding="utf-8"), "")
+
+    def follow_hints(self, key, memory, *settings):
+        """Runs with what the hint says until it is enough. Returns how often it was not."""
+        for refusals in range(20):
+            run = self.train(*settings, "--set", f"{key}={memory}")
+            if run.returncode == 0:
+                return refusals
+            self.assertEqual(run.returncode, 3, run.stderr)
+            hint = re.search(rf"hint: raise {key} to at least (\w+)", run.stderr)
+            self.assertTrue(hint and hint.group(1) != memory, run.stderr)
+            memory = hint.group(1)
+        self.fail(f"{key}: the hints go on and on, up to {memory}")
+
+    def test_hints_lead_to_a_run_in_a_few_steps(self):
+        roomy = ["--set", "placement.chunk=64KiB"]
+        nvme = ["--set", "nvme.paths=nvme", "--set", "placement.optimizer={nvme=1.0}"]
+        for key, memory, settings in [("device.memory", "64KiB", roomy), ("host.memory", "64KiB", roomy),
+                                      ("host.memory", "64KiB", [*roomy, *nvme, "--set", "nvme.memory=64MiB"]),
+                                      ("nvme.memory", "128KiB", [*roomy, *nvme])]:
+            with self.subTest(key=key, settings=settings):
+                self.assertLessEqual(self.follow_hints(key, memory, *settings), 6)
 
 
 class BadPaths(TrainTest):

@@ -1,0 +1,82 @@
+#include "tools/least_memory.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "tools/gpt.h"
+
+namespace terrace {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t MiB = 1024 * 1024;
+
+MemoryUsage empty_session(std::uint64_t device, std::uint64_t host, std::uint64_t nvme = 0) {
+  MemoryUsage usage;
+  usage.tiers[index_of(Tier::device)].capacity = device;
+  usage.tiers[index_of(Tier::host)].capacity = host;
+  usage.tiers[index_of(Tier::nvme)].capacity = nvme;
+  return usage;
+}
+
+std::string hint_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const OutOfMemory& error) {
+    return error.hint();
+  }
+  return "";
+}
+
+TEST(LeastMemory, counts_the_parameters_that_the_model_has) {
+  for (const std::int64_t layers : {1, 3}) {
+    Config::Model model;
+    model.layers = layers;
+    model.heads = 2;
+    model.width = 32;
+    model.sequence = 24;
+    const Gpt made(GptOptions{.layers = layers, .heads = 2, .width = 32, .sequence = 24});
+    std::int64_t parameters = 0;
+    for (const at::Tensor& parameter : made->parameters()) parameters += parameter.numel();
+    EXPECT_EQ(count_parameters(model), parameters);
+  }
+}
+
+TEST(LeastMemory, recomputing_needs_less_and_a_larger_batch_more) {
+  Config config;
+  config.model.layers = 8;
+  const std::uint64_t kept = least_device_bytes(config);
+  config.placement.activations = "recompute";
+  EXPECT_LT(least_device_bytes(config), kept / 2);
+  config.placement.activations = "keep";
+  config.train.micro_batch *= 2;
+  EXPECT_GT(least_device_bytes(config), kept * 3 / 2);
+}
+
+TEST(LeastMemory, a_device_that_holds_no_step_is_refused_with_what_it_takes) {
+  const Config config;
+  const std::uint64_t least = least_device_bytes(config);
+  const std::uint64_t states = 16 * static_cast<std::uint64_t>(count_parameters(config.model));
+  EXPECT_THAT(hint_of([&] { require_least_memory(config, states, empty_session(least - 1, 1024 * MiB)); }),
+              HasSubstr("device.memory to at least " + format_bytes_exactly(least)));
+  EXPECT_EQ(hint_of([&] { require_least_memory(config, states, empty_session(least, 1024 * MiB)); }), "");
+}
+
+TEST(LeastMemory, without_nvme_host_and_device_hold_all_of_the_training_state) {
+  const Config config;
+  const std::uint64_t states = 16 * static_cast<std::uint64_t>(count_parameters(config.model));
+  EXPECT_THAT(hint_of([&] { require_least_memory(config, states, empty_session(256 * MiB, MiB)); }),
+              HasSubstr("raise host.memory to at least "));
+  EXPECT_EQ(hint_of([&] { require_least_memory(config, states, empty_session(256 * MiB, MiB, MiB)); }), "");
+  EXPECT_NE(hint_of([&] { require_least_memory(config, 1024 * MiB, empty_session(256 * MiB, 768 * MiB)); }), "");
+}
+
+}  // namespace
+}  // namespace terrace

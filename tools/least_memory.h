@@ -1,0 +1,24 @@
+/// What training a GPT takes at least, as its configuration tells: a budget that is far too small is refused before
+/// anything is built, with most of what it lacks named at once. Once a step has run, MemoryUsage::needed tells exactly.
+#pragma once
+
+#include <cstdint>
+
+#include "base/config.h"
+#include "memory/usage.h"
+
+namespace terrace {
+
+/// Of the model that `config` describes.
+std::int64_t count_parameters(const Config::Model& model);
+
+/// Bytes on the device at one moment of a step that cannot be done without: what backward needs of each layer, or of
+/// one and the inputs of the others where blocks are recomputed, and what is computed from it. Nearly all that a step
+/// takes.
+std::uint64_t least_device_bytes(const Config& config);
+
+/// Throws OutOfMemory, with what it takes at least, if the budget of the device or the host is less. `usage` is that of
+/// a session which has no model yet, and `state_bytes` what the model's training state will take.
+void require_least_memory(const Config& config, std::uint64_t state_bytes, const MemoryUsage& usage);
+
+}  // namespace terrace
