@@ -130,4 +130,9 @@ std::optional<std::uint64_t> memory_limit_bytes(const fs::path& root) {
   return limit == kUnlimited ? std::nullopt : std::optional(limit);
 }
 
+std::optional<std::uint64_t> peak_resident_bytes(const fs::path& root) {
+  const auto peak_kib = read_field(root / "proc/self/status", "VmHWM:");
+  return peak_kib ? std::optional(*peak_kib * 1024) : std::nullopt;
+}
+
 }  // namespace terrace

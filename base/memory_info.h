@@ -1,4 +1,4 @@
-/// How much memory this process may still take.
+/// How much memory this process may still take, and has taken.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,9 @@ std::uint64_t available_memory_bytes(const std::filesystem::path& root = "/");
 
 /// The least limit of those control groups, such as a container's; nothing where none sets one.
 std::optional<std::uint64_t> memory_limit_bytes(const std::filesystem::path& root = "/");
+
+/// The most memory that this process has held at one time: its own and the files that it has mapped, and not the page
+/// cache. Nothing where the machine does not say.
+std::optional<std::uint64_t> peak_resident_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace terrace

@@ -148,8 +148,12 @@ Json account_json(const Account& account) {
 
 std::string to_text(const Report& report, Looks looks) {
   std::string text = summary(report);
-  text += formatted("%lld parameters, training state %s%s\n", static_cast<long long>(report.parameters),
-                    format_bytes(report.state_bytes).c_str(), report.managed ? "" : ", unmanaged");
+  text += formatted("%lld parameters, training state %s%s, built in %s\n", static_cast<long long>(report.parameters),
+                    format_bytes(report.state_bytes).c_str(), report.managed ? "" : ", unmanaged",
+                    format_duration(report.build_seconds).c_str());
+  if (report.peak_resident_bytes) {
+    text += "the process held at most " + format_bytes(*report.peak_resident_bytes) + " of memory\n";
+  }
   if (report.skipped_steps > 0) {
     text += formatted("skipped %lld of the steps, whose gradients were not finite\n",
                       static_cast<long long>(report.skipped_steps));
@@ -185,6 +189,7 @@ std::string to_json(const Report& report) {
   run["planned_steps"] = report.planned_steps;
   run["skipped_steps"] = report.skipped_steps;
   run["tokens"] = report.tokens;
+  run["build_seconds"] = report.build_seconds;
   run["seconds"] = report.seconds;
   run["tokens_per_second"] = report.tokens_per_second();
   run["stall_seconds"] = report.stall_seconds;
@@ -204,6 +209,7 @@ std::string to_json(const Report& report) {
                          {"step", report.checkpoint->step},
                          {"seconds", report.checkpoint->seconds}};
   }
+  if (report.peak_resident_bytes) run["peak_resident_bytes"] = *report.peak_resident_bytes;
   for (const Tier tier : all_tiers) run["tiers"][name_of(tier)] = tier_json(report.usage, tier);
   for (const Link link : all_links) {
     run["bytes_moved"][name_of(link)] = report.usage.moved(link);

@@ -33,7 +33,8 @@ struct Report {
   std::int64_t planned_steps = 0;
   std::int64_t skipped_steps = 0;  ///< of this run's, as their gradients were not finite
   std::int64_t tokens = 0;
-  double seconds = 0;  ///< of all steps
+  double build_seconds = 0;  ///< that the model took to be built, before the first step
+  double seconds = 0;        ///< of all steps
   double stall_seconds = 0;
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
   double update_seconds = 0;  ///< by the program's own thread
@@ -41,7 +42,8 @@ struct Report {
   std::optional<HeldOut> held_out;
   std::optional<std::string> sample;
   std::optional<SavedCheckpoint> checkpoint;
-  int threads = 1;  ///< that compute used
+  int threads = 1;                                   ///< that compute used
+  std::optional<std::uint64_t> peak_resident_bytes;  ///< that the process held at one time, whatever they were for
   bool device_is_emulated = true;
   MemoryUsage usage;
   std::array<std::uint64_t, link_count> moved_in_steps{};  ///< bytes; what came after the last step moved more

@@ -242,7 +242,9 @@ bool train(const TrainOptions& options) {
   const Interrupt interrupt;
   const auto stop = [&] { return interrupt.requested(); };
   const Dataset dataset(config.data.paths, config.model.sequence);
+  const Stopwatch building;
   Training training(config, dataset, options.unmanaged);
+  const double build_seconds = building.elapsed_seconds();
   TimelineFile timeline(options.timeline, training);
   if (!options.resume.empty()) training.resume(options.resume);
   announce(options, training, dataset);
@@ -254,6 +256,7 @@ bool train(const TrainOptions& options) {
   report.managed = !options.unmanaged;
   report.parameters = training.parameters();
   report.state_bytes = training.state_bytes();
+  report.build_seconds = build_seconds;
   report.planned_steps = std::min(config.train.steps, options.stop_after.value_or(config.train.steps));
   report.threads = at::get_num_threads();
   report.resumed_after = training.steps_done();
@@ -265,6 +268,7 @@ bool train(const TrainOptions& options) {
   if (options.sample > 0 && !stop()) report.sample = training.sample(options.prompt, options.sample, stop);
   report.interrupted = stop();
   report.usage = training.usage();
+  report.peak_resident_bytes = peak_resident_bytes();
   report.device_is_emulated = training.device().is_cpu();
   if (report.managed && report.tokens > 0) report.account = account_of(facts_of(report, config));
   std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);

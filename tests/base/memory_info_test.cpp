@@ -122,7 +122,16 @@ TEST_F(MemoryInfo, throws_where_the_machine_does_not_say) {
   EXPECT_THROW(available_memory_bytes(machine_.path()), IoError);
 }
 
-TEST(MemoryInfoOfThisMachine, is_more_than_nothing) { EXPECT_GT(available_memory_bytes(), kMiB); }
+TEST_F(MemoryInfo, tells_what_the_process_has_held_at_most) {
+  EXPECT_EQ(peak_resident_bytes(machine_.path()), std::nullopt);
+  machine_.write("proc/self/status", "Name:\tterrace\nVmPeak:\t   9000 kB\nVmHWM:\t   5120 kB\nVmRSS:\t   4096 kB\n");
+  EXPECT_EQ(peak_resident_bytes(machine_.path()), 5 * kMiB);
+}
+
+TEST(MemoryInfoOfThisMachine, is_more_than_nothing) {
+  EXPECT_GT(available_memory_bytes(), kMiB);
+  EXPECT_GT(peak_resident_bytes().value(), kMiB);
+}
 
 }  // namespace
 }  // namespace terrace

@@ -71,6 +71,20 @@ TEST(Report, says_what_budgets_would_have_done) {
   EXPECT_THAT(to_text(report), Not(HasSubstr("this run needs"))) << "no step has told";
 }
 
+TEST(Report, says_how_long_building_took_and_what_the_process_held) {
+  Report report = stalled();
+  report.parameters = 1000;
+  report.state_bytes = 16000;
+  report.build_seconds = 51;
+  EXPECT_THAT(to_text(report), HasSubstr("\n1000 parameters, training state 15.62KiB, built in 51s\n"));
+  EXPECT_THAT(to_text(report), Not(HasSubstr("the process held"))) << "where the machine does not say";
+  report.peak_resident_bytes = std::uint64_t{6} << 30U;
+  EXPECT_THAT(to_text(report), HasSubstr("\nthe process held at most 6GiB of memory\n"));
+  const auto run = nlohmann::json::parse(to_json(report))["cases"][0];
+  EXPECT_EQ(run["build_seconds"], 51);
+  EXPECT_EQ(run["peak_resident_bytes"], std::uint64_t{6} << 30U);
+}
+
 TEST(Report, has_colours_for_headings_only_where_they_are_asked_for) {
   EXPECT_THAT(to_text(stalled()), Not(HasSubstr("\x1b")));
   const std::string text = to_text(stalled(), {.colours = true, .utf8 = true});
