@@ -54,11 +54,15 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& devi
                            IoEngine* engine, const Options& options)
     : budgets_(budgets),
       timeline_(options.timeline != nullptr && options.timeline->keeps_events() ? options.timeline : nullptr),
-      staging_(*budgets[index_of(Tier::host)], Kind::other, TransferService::staging_blocks * arena.granule_bytes()),
+      staging_(*budgets[index_of(Tier::host)], Kind::other,
+               2 * options.staging_blocks_each_way * arena.granule_bytes()),
       policy_(budgets, options.device_chunk_limit, options.prefetch_depth, write_attempts(store)),
       places_(device, arena, store),
       most_under_way_(options.most_transfers),
-      transfers_(device, arena, store, engine, {.observer = timeline_, .nvme_depth = options.nvme_depth}) {}
+      transfers_(device, arena, store, engine,
+                 {.observer = timeline_,
+                  .nvme_depth = options.nvme_depth,
+                  .staging_blocks_each_way = options.staging_blocks_each_way}) {}
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
   const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};

@@ -83,7 +83,8 @@ class AccessStream {
     std::size_t prefetch_depth = 0;                        ///< as in Policy
     std::size_t most_transfers = 1024;                     ///< at a time, below TransferService::most_transfers
     std::size_t nvme_depth = 0;                            ///< as in TransferService
-    Timeline* timeline = nullptr;                          ///< outlives the stream; null: nothing is recorded
+    std::size_t staging_blocks_each_way = TransferService::staging_blocks_each_way;  ///< as in TransferService
+    Timeline* timeline = nullptr;  ///< outlives the stream; null: nothing is recorded
   };
 
   /// `budgets` are those of the tiers. `store` and `engine` are null where there is no NVMe tier. The staging

@@ -100,7 +100,7 @@ void Policy::transfer_done(const Transfer& transfer) {
   chunk.at(transfer.to).last_use = ++clock_;
   chunk.at(transfer.to).failed_writes = 0;
   --in_flight_;
-  chunk.blank = transfer.fill || (chunk.blank && transfer.from != transfer.to);
+  chunk.blank = chunk.blank || transfer.fill;
   if (is_ahead_of_need(transfer)) {
     --lanes_[index_of(transfer.to)].ahead;
   }
@@ -120,7 +120,7 @@ void Policy::transfer_done(const Transfer& transfer) {
     plan_again(transfer.chunk, Tier::device);
   }
   drop_if_dead(transfer.chunk);
-  if (transfer.to == Tier::host && std::exchange(chunk.passes_host, false) && !chunk.pinned() &&
+  if (transfer.to == Tier::host && stop_passing(transfer.chunk) && !chunk.pinned() &&
       can_leave(transfer.chunk, Tier::host)) {
     evict(transfer.chunk, Tier::host, TransferPriority::write_back);
   }
@@ -141,7 +141,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
     }
   }
   chunk.step(transfer.to, CopyStep::failed);
-  chunk.passes_host = false;
+  stop_passing(transfer.chunk);
   chunk.at(transfer.to).can_wait = false;
   --in_flight_;
   if (is_ahead_of_need(transfer)) {
@@ -299,6 +299,12 @@ void Policy::start_transfer(const Transfer& transfer) {
   }
   ++in_flight_;
   transfers_.push_back(transfer);
+}
+
+bool Policy::stop_passing(ChunkId id) {
+  const bool passed = std::exchange(chunks_[id].passes_host, false);
+  passing_bytes_ -= passed ? chunks_[id].info().room_bytes[index_of(Tier::host)] : 0;
+  return passed;
 }
 
 void Policy::supersede_others(ChunkId id, Tier tier) {

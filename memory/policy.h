@@ -18,12 +18,12 @@
 /// longest ago goes. A clean one is dropped, a dirty one transferred to its home first.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
-/// announced, each by when the device uses what is updated then, what the device will be brought from there until the
-/// pass ends, and then what was announced again. Ahead
-/// of the cursor, chunks are brought into free room and into that of copies with a later use, so that what is fetched
-/// ahead never displaces what is needed sooner. Dirty copies on the device without a further use in the pass leave it
-/// at once, so that they can be dropped when their room is needed: to a home on the host, or to the host on their way
-/// to NVMe. There they stay until their room is needed, so that what is needed first need not be written and read.
+/// announced, each by when the device uses the parameters that are updated with it, what the device will be brought
+/// from there until the pass ends, and then what was announced again. Ahead of the cursor, chunks are brought into free
+/// room and into that of copies with a later use, so that what is fetched ahead never displaces what is needed sooner.
+/// Dirty copies on the device without a further use in the pass leave it at once, so that they can be dropped when
+/// their room is needed: to a home on the host, or to the host on their way to NVMe. There they stay until their room
+/// is needed, so that what is needed first need not be written and read.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all
 /// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -184,6 +184,8 @@ class Policy {
   /// Where the transfer arrives that has to be done before the access can have its bytes; nothing if none is under way.
   std::optional<Tier> arrival_awaited(const ChunkAccess& access) const;
   void grant(Request& request);
+  /// Its lane's forecast goes on to it.
+  void follow(const ChunkAccess& access);
   void refuse(Request& request, std::exception_ptr error);
   /// Serves who waits, then looks ahead.
   void advance();
@@ -243,6 +245,8 @@ class Policy {
   /// that is NVMe on the host, if there is room that nothing sooner needs.
   void clean_if_done_with(ChunkId id);
   void clean_by_host();
+  /// Whether the chunk was on its way to the host only to leave it again; it is not any more.
+  bool stop_passing(ChunkId id);
   /// Room that is free or on its way to be.
   Room room_now(std::uint64_t bytes, Tier tier) const;
   void send_home(ChunkId id);
@@ -259,9 +263,9 @@ class Policy {
   void time_updates();
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
-  /// Starts evictions, of copies with a use beyond `distance` where that is given. False if there are too few.
-  bool evict_for(Tier tier, std::uint64_t bytes, bool for_chunk, std::optional<std::uint64_t> distance,
-                 TransferPriority priority);
+  /// Starts evictions until there is room for the chunk, of copies that are used later than it; none where those are
+  /// too few, for they would be brought again into the room that they leave.
+  void make_room_patiently(ChunkId id, Tier tier);
   /// Whether the request rather waits than takes the room of what is used sooner.
   bool is_patient(const Request& request) const;
   /// The request waits for room that is on its way to be free.
@@ -299,6 +303,7 @@ class Policy {
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
   std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported
   std::array<std::uint64_t, tier_count> leaving_bytes_{};   ///< to be vacated when their write-back is done
+  std::uint64_t passing_bytes_ = 0;                         ///< on their way to the host only to leave it again
   std::array<std::uint64_t, tier_count> sending_bytes_{};   ///< of transfers in flight, by the tier they read
   std::uint64_t in_flight_ = 0;                             ///< transfers issued, not yet reported
   std::uint64_t clock_ = 0;                                 ///< logical time of uses
@@ -309,7 +314,10 @@ class Policy {
   std::uint64_t demand_fetches_ = 0;
   ScheduleBook book_;
   Schedule announced_;
-  std::vector<std::size_t> due_;  ///< by announced entry, when the device uses what is updated by then; none if unknown
+  /// By announced entry, when the device uses the parameters that are updated with it or after it, counted from the
+  /// beginning of its pass, and around its end: in their order, so that room is made for what comes first. None if
+  /// unknown.
+  std::vector<std::size_t> due_;
   bool updates_awaited_ = false;
 };
 

@@ -229,7 +229,8 @@ Policy::Room Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t 
            (tier != Tier::device || chunk_bytes + wanted <= device_chunk_limit_);
   };
   while (!fits(chunk_bytes_[at])) {
-    if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at])) {
+    const std::uint64_t passing = tier == Tier::host ? passing_bytes_ : 0;
+    if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing)) {
       return Room::coming;
     }
     const std::optional<ChunkId> other = victim(tier, distance);
@@ -281,17 +282,15 @@ void Policy::clean_by_host() {
     const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
     const Lane& host = lanes_[index_of(Tier::host)];
     const auto use = host.forecast.next_use(id);
-    Room room = use && !host.short_of_room ? make_room_ahead(room_bytes, Tier::host, *use, distance_of(id, Tier::host))
-                                           : Room::none;
-    const bool stays = room != Room::none;
-    if (!stays) {
-      room = room_now(room_bytes, Tier::host);
-    }
+    const bool stays = use && !host.short_of_room &&
+                       make_room_ahead(room_bytes, Tier::host, *use, distance_of(id, Tier::host)) != Room::none;
+    const Room room = room_now(room_bytes, Tier::host);
     if (room == Room::coming) {
       return;
     }
     if (room == Room::there && try_take_room(id, Tier::host)) {
       chunks_[id].passes_host = !stays;
+      passing_bytes_ += stays ? 0 : room_bytes;
       start_arrival(id, Tier::host, TransferPriority::write_back);
     } else {
       send_home(id);

@@ -48,7 +48,7 @@ void Policy::grant(Request& request) {
       book_.record(access, device.used() - chunk_bytes_[index_of(Tier::device)]);
     }
     if (request.in_schedule) {
-      lanes_[index_of(access.tier)].forecast.advance(access.chunk);
+      follow(access);
     }
     lanes_[index_of(access.tier)].ahead_is_full = false;
     if (chunks_[access.chunk].at(Tier::host).state == CopyState::valid) {
@@ -56,6 +56,15 @@ void Policy::grant(Request& request) {
     }
   }
   request.verdict = Request::Verdict::granted;
+}
+
+void Policy::follow(const ChunkAccess& access) {
+  Forecast& forecast = lanes_[index_of(access.tier)].forecast;
+  const std::size_t before = forecast.cursor();
+  forecast.advance(access.chunk);
+  if (forecast.cursor() < before) {
+    look_ahead_again(access.tier);  // what was planned is behind what comes now
+  }
 }
 
 void Policy::refuse(Request& request, std::exception_ptr error) {
@@ -186,8 +195,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     }
     const std::uint64_t room = chunk.info().room_bytes[index_of(access.tier)];
     if (is_patient(request)) {
-      lanes_[index_of(access.tier)].short_of_room =
-          evict_for(access.tier, room, true, distance_of(access.chunk, access.tier), TransferPriority::write_back);
+      make_room_patiently(access.chunk, access.tier);
       return false;
     }
     if (!make_room(access.tier, room, true)) {
@@ -227,7 +235,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
 }
 
 bool Policy::is_patient(const Request& request) const {
-  // Others that wait behind it have to be served.
+  // Only where there is a clock to say what is used sooner, and nobody waits for what it is for, or behind it.
   return request.patient && !updates_awaited_ && prefetch_depth_ > 0 &&
          lanes_[index_of(lane_of(request))].queue.size() == 1 && !due_.empty();
 }

@@ -47,20 +47,32 @@ std::optional<ChunkId> Policy::try_add_chunk(const ChunkInfo& info) {
 }
 
 bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
-  return evict_for(tier, bytes, for_chunk, std::nullopt, TransferPriority::demand) || in_flight_ > 0 ||
-         vacating_bytes_[index_of(tier)] > 0;
-}
-
-bool Policy::evict_for(Tier tier, std::uint64_t bytes, bool for_chunk, std::optional<std::uint64_t> distance,
-                       TransferPriority priority) {
   while (shortage(tier, bytes, for_chunk) > 0) {
-    const std::optional<ChunkId> id = victim(tier, distance);
+    const std::optional<ChunkId> id = victim(tier);
     if (!id) {
-      return false;
+      return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
     }
-    evict(*id, tier, priority);
+    evict(*id, tier, TransferPriority::demand);
   }
   return true;
+}
+
+void Policy::make_room_patiently(ChunkId id, Tier tier) {
+  const std::uint64_t room = chunks_[id].info().room_bytes[index_of(tier)];
+  const std::uint64_t distance = distance_of(id, tier);
+  std::uint64_t could_leave = 0;
+  for (const ChunkId guest : guests_[index_of(tier)]) {
+    if (can_leave(guest, tier) && distance_of(guest, tier) > distance) {
+      could_leave += chunks_[guest].info().room_bytes[index_of(tier)];
+    }
+  }
+  if (could_leave < shortage(tier, room, true)) {
+    return;
+  }
+  while (shortage(tier, room, true) > 0) {
+    evict(victim(tier, distance).value(), tier, TransferPriority::write_back);
+  }
+  lanes_[index_of(tier)].short_of_room = true;
 }
 
 void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
@@ -158,30 +170,36 @@ std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
 std::uint64_t Policy::distance_of_position(std::size_t position, Tier tier) const {
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
   const auto from = [](std::size_t cursor, std::size_t at) { return at < cursor ? 0 : at - cursor; };
-  const std::uint64_t entries = from(forecast.cursor(), position);
   if (tier != Tier::host || due_.empty()) {
-    return entries;
+    return from(forecast.cursor(), position);
   }
   const Forecast& device = lanes_[index_of(Tier::device)].forecast;
   return position < due_.size() ? from(device.cursor(), due_[position])
-                                : device.schedule()->size() - device.cursor() + due_.at(position - due_.size());
+                                : from(device.cursor(), device.schedule()->size() + due_.at(position - due_.size()));
 }
 
 void Policy::time_updates() {
-  const Schedule* device = lanes_[index_of(Tier::device)].forecast.schedule();
+  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
   due_.clear();
-  if (device == nullptr) {
+  if (device.schedule() == nullptr) {
     return;
   }
+  // The first of what is updated together is a parameter; what is before all of them is for the first update.
   due_.resize(announced_.size());
-  std::size_t due = device->size();
-  for (std::size_t position = due_.size(); position-- > 0;) {
+  std::size_t due = device.cursor() + device.schedule()->size();
+  std::size_t end = due_.size();
+  const auto set_due = [&](std::size_t from) {
+    std::fill(due_.begin() + static_cast<std::ptrdiff_t>(from), due_.begin() + static_cast<std::ptrdiff_t>(end), due);
+    end = from;
+  };
+  for (std::size_t position = end; position-- > 0;) {
     const ChunkId id = announced_[position].chunk;
     if (chunks_[id].info().kind == Kind::parameter) {
-      due = std::min(due, device->next_use(id, 0).value_or(due));
+      due = std::min(due, device.next_use(id).value_or(due));
+      set_due(position);
     }
-    due_[position] = due;
   }
+  set_due(0);
 }
 
 std::exception_ptr Policy::out_of_memory(const Lack& lack) const {

@@ -82,5 +82,38 @@ TEST_F(Patience, is_none_while_somebody_waits_for_updates) {
   EXPECT_TRUE(update.granted());
 }
 
+/// The host has room for four chunks. Of two layers the parameters, p, rest on NVMe and what is updated with them, m,
+/// too; the device uses p0 and p1.
+class PatienceOfLayers : public testing::Test {
+ protected:
+  PatienceOfLayers() {
+    world_.learn(reads({p_[0], p_[1], later_[0], later_[1], later_[2], later_[3]}));
+    world_.run();
+  }
+
+  /// The host is full of what the device uses after the parameters.
+  void fill_host() {
+    for (const ChunkId chunk : later_) world_.read(chunk, host);
+    for (const ChunkId chunk : later_) ASSERT_EQ(world_.state(chunk, host), CopyState::valid);
+  }
+
+  PrefetchWorld world_{1, 4, 64, 4};
+  std::vector<ChunkId> m_ = world_.states(2, nvme);
+  std::vector<ChunkId> p_ = world_.chunks(2, nvme);
+  std::vector<ChunkId> later_ = world_.chunks(4, nvme);
+};
+
+TEST_F(PatienceOfLayers, has_none_with_what_the_device_uses_next_whatever_is_updated_with_it) {
+  fill_host();
+  for (const ChunkId chunk : {p_[0], m_[0], p_[1], m_[1]}) world_.set_update_queued(chunk, true);
+  world_.announce({p_[0], m_[0], p_[1], m_[1]});
+  for (const int layer : {0, 1}) {
+    Call& update = world_.acquire_patiently({{p_[layer], host, writing}, {m_[layer], host, writing}});
+    world_.run();
+    ASSERT_TRUE(update.granted()) << "layer " << layer << ": all that is there is used later";
+    world_.release(update);
+  }
+}
+
 }  // namespace
 }  // namespace terrace

@@ -25,8 +25,8 @@ class PrefetchWorld : public SimulatedDriver {
                 std::uint64_t device_chunk_limit = unlimited)
       : SimulatedDriver({device_mib * MiB, host_mib * MiB, nvme_mib * MiB}, device_chunk_limit, prefetch_depth) {}
 
-  ChunkId chunk(Tier home) {
-    const ChunkId id = add_chunk({.kind = Kind::parameter,
+  ChunkId chunk(Tier home, Kind kind = Kind::parameter) {
+    const ChunkId id = add_chunk({.kind = kind,
                                   .index = static_cast<std::uint32_t>(policy().chunk_count()),
                                   .bytes = MiB,
                                   .home = home,
@@ -37,6 +37,12 @@ class PrefetchWorld : public SimulatedDriver {
   std::vector<ChunkId> chunks(int count, Tier home) {
     std::vector<ChunkId> all;
     for (int i = 0; i < count; ++i) all.push_back(chunk(home));
+    return all;
+  }
+  /// What the device never uses.
+  std::vector<ChunkId> states(int count, Tier home) {
+    std::vector<ChunkId> all;
+    for (int i = 0; i < count; ++i) all.push_back(chunk(home, Kind::momentum));
     return all;
   }
 
