@@ -59,11 +59,21 @@ std::uint64_t whole_chunk(std::uint64_t bytes) {
   return std::max<std::uint64_t>((bytes + unit - 1) / unit, 1) * unit;
 }
 
+/// Enough that what leaves the device for NVMe keeps up with a link while the drive's queue is full of reads; no more
+/// than may be with the drive.
+std::size_t staging_blocks_each_way(const MemoryPlan& plan) {
+  constexpr std::uint64_t enough_bytes = std::uint64_t{2} << 20U;
+  constexpr std::uint64_t of_host = 256;  // no more than one part of so many of it
+  const std::uint64_t blocks = std::min(enough_bytes, plan.host_bytes / of_host) / plan.granule_bytes;
+  return std::max(TransferService::staging_blocks_each_way,
+                  std::min(static_cast<std::size_t>(blocks), plan.nvme_depth));
+}
+
 void require_staging(const MemoryPlan& plan) {
-  const std::uint64_t needed = TransferService::staging_blocks * plan.granule_bytes + plan.timeline_bytes;
+  const std::uint64_t needed = plan.staging_bytes() + plan.timeline_bytes;
   if (plan.host_bytes >= needed) return;
   throw OutOfMemory("host: host.memory (" + format_bytes(plan.host_bytes) + ") does not hold the " +
-                        std::to_string(TransferService::staging_blocks) + " staging blocks of " +
+                        std::to_string(2 * plan.staging_blocks_each_way) + " staging blocks of " +
                         format_bytes(plan.granule_bytes) + " and the timeline's " + format_bytes(plan.timeline_bytes),
                     "raise host.memory to at least " + format_bytes_exactly(needed + 5 * plan.chunk_bytes) +
                         " or lower placement.chunk or timeline.memory");
@@ -117,9 +127,10 @@ MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::ui
   plan.timeline_bytes = config.timeline.memory.value_or(Config::Timeline::default_memory);
   plan.granule_bytes = granule(config, plan.chunk_bytes, rates);
   plan.granule_count = static_cast<std::size_t>(plan.host_bytes / plan.granule_bytes);
+  plan.nvme_depth = config.nvme.paths.empty() ? 0 : nvme_depth(config, plan.granule_bytes, rates);
+  plan.staging_blocks_each_way = staging_blocks_each_way(plan);
   require_staging(plan);
   if (const auto& paths = config.nvme.paths; !paths.empty()) {
-    plan.nvme_depth = nvme_depth(config, plan.granule_bytes, rates);
     plan.nvme_capacity =
         config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_bytes(plan.chunk_bytes)));
     plan.nvme_bytes =

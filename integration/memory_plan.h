@@ -13,14 +13,17 @@ namespace terrace {
 struct MemoryPlan {
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
-  std::uint64_t timeline_bytes = 0;      ///< of the host's, for the timeline
-  std::uint64_t nvme_bytes = 0;          ///< of extents; 0: there is no such tier
-  std::uint64_t nvme_capacity = 0;       ///< of the store's files, headers too
-  std::uint64_t device_chunk_limit = 0;  ///< most bytes of chunks on the device
-  std::uint64_t chunk_bytes = 0;         ///< of a chunk of parameters
-  std::size_t granule_bytes = 0;         ///< what slots on the host and extents consist of
-  std::size_t granule_count = 0;         ///< on the host
-  std::size_t nvme_depth = 0;            ///< blocks of a granule with the drives at once, each way
+  std::uint64_t timeline_bytes = 0;         ///< of the host's, for the timeline
+  std::uint64_t nvme_bytes = 0;             ///< of extents; 0: there is no such tier
+  std::uint64_t nvme_capacity = 0;          ///< of the store's files, headers too
+  std::uint64_t device_chunk_limit = 0;     ///< most bytes of chunks on the device
+  std::uint64_t chunk_bytes = 0;            ///< of a chunk of parameters
+  std::size_t granule_bytes = 0;            ///< what slots on the host and extents consist of
+  std::size_t granule_count = 0;            ///< on the host
+  std::size_t staging_blocks_each_way = 0;  ///< of a granule, between device and NVMe
+  std::size_t nvme_depth = 0;               ///< blocks of a granule with the drives at once, each way
+
+  std::uint64_t staging_bytes() const noexcept { return 2 * staging_blocks_each_way * granule_bytes; }
 };
 
 /// For a device of that budget, whose slots take whole granules of `slot_granule_bytes`, on a machine with so much

@@ -149,6 +149,7 @@ SessionMemory::SessionMemory(const Config& config) {
       AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
                             .prefetch_depth = static_cast<std::size_t>(config.io.prefetch),
                             .nvme_depth = plan.nvme_depth,
+                            .staging_blocks_each_way = plan.staging_blocks_each_way,
                             .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *this);

@@ -12,7 +12,7 @@ TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* st
                                  const Options& options)
     : arena_(arena),
       has_nvme_(store != nullptr),
-      board_(arena, staging_blocks_each_way, options.observer),
+      board_(arena, options.staging_blocks_each_way, options.observer),
       with_staging_bytes_(arena.used_region().size()) {
   const std::size_t depth =
       options.nvme_depth > 0 ? options.nvme_depth : NvmeWorker::default_depth(board_.block_bytes());

@@ -34,7 +34,7 @@ namespace terrace {
 
 class TransferService {
  public:
-  /// Staging blocks for each direction between device and NVMe.
+  /// Staging blocks for each direction between device and NVMe, where nothing else is asked for, and the fewest.
   static constexpr std::size_t staging_blocks_each_way = 4;
   static constexpr std::size_t staging_blocks = 2 * staging_blocks_each_way;
   static constexpr std::size_t most_transfers = TransferBoard::most_transfers;
@@ -46,6 +46,9 @@ class TransferService {
     TransferObserver* observer = nullptr;  ///< outlives the service
     /// Blocks that may be with the drives at once, each way; 0: by their size, as NvmeWorker::default_depth has it.
     std::size_t nvme_depth = 0;
+    /// What comes from the device is with the drive in these only, and takes its turn among all that is read: its share
+    /// of the drive is theirs of what is in flight.
+    std::size_t staging_blocks_each_way = TransferService::staging_blocks_each_way;
     std::chrono::milliseconds patience = default_patience;
   };
 

@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "offload/transfer_service.h"
 #include "tools/inspect_report.h"
 #include "tools/machine.h"
 
@@ -130,7 +129,7 @@ std::string to_json(const Inspection& found) {
   run["chunk_bytes"] = found.plan.chunk_bytes;
   run["device_chunk_limit_bytes"] = found.plan.device_chunk_limit;
   run["granule_bytes"] = found.plan.granule_bytes;
-  run["staging_bytes"] = TransferService::staging_blocks * found.plan.granule_bytes;
+  run["staging_bytes"] = found.plan.staging_bytes();
   run["device"] = device_json(found, rates["links"]);
   run["nvme"] = nvme_json(found, rates["paths"]);
   run["compute"] = {{"threads", found.threads}};

@@ -4,7 +4,6 @@
 
 #include "base/machine.h"
 #include "base/units.h"
-#include "offload/transfer_service.h"
 #include "tools/inspect_report.h"
 #include "tools/text_table.h"
 
@@ -103,8 +102,7 @@ Rows tier_rows(const Inspection& found) {
   section.add("chunks", format_bytes(found.plan.chunk_bytes) + " of parameters each, at most " +
                             format_bytes(found.plan.device_chunk_limit) + " of chunks on the device");
   section.add("granules", format_bytes(found.plan.granule_bytes) + " on host and NVMe, " +
-                              format_bytes(TransferService::staging_blocks * found.plan.granule_bytes) +
-                              " of them staging");
+                              format_bytes(found.plan.staging_bytes()) + " of them staging");
   return section.rows();
 }
 

@@ -18,7 +18,6 @@
 #include "offload/extent_file.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_paths.h"
-#include "offload/transfer_service.h"
 #include "optimizer/adamw.h"
 #include "optimizer/instruction_set.h"
 
@@ -69,13 +68,14 @@ std::vector<Inspection::OfTier> tiers(const Config& config, const Inspection::De
 }
 
 /// Opens a queue each way as the transfer service does: what the engine cannot do with their memory is noted.
-void try_queues(IoEngine& engine, std::size_t block_bytes, std::size_t depth) {
-  HostArena arena(block_bytes, TransferService::staging_blocks);
+void try_queues(IoEngine& engine, const MemoryPlan& plan) {
+  const std::size_t each_way = plan.staging_blocks_each_way;
+  HostArena arena(plan.granule_bytes, 2 * each_way);
   std::vector<std::span<std::byte>> blocks;
-  for (std::byte* block : arena.allocate(TransferService::staging_blocks)) blocks.emplace_back(block, block_bytes);
+  for (std::byte* block : arena.allocate(2 * each_way)) blocks.emplace_back(block, plan.granule_bytes);
   const std::span all(blocks);
-  const auto read = engine.open_queue(depth, all.first(TransferService::staging_blocks_each_way));
-  const auto write = engine.open_queue(depth, all.last(TransferService::staging_blocks_each_way));
+  const auto read = engine.open_queue(plan.nvme_depth, all.first(each_way));
+  const auto write = engine.open_queue(plan.nvme_depth, all.last(each_way));
 }
 
 Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
@@ -88,7 +88,7 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
   require_nvme_room(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes, Leftovers::still_there);
   Inspection::Nvme found;
   found.engine = engine->name();
-  try_queues(*engine, plan.granule_bytes, plan.nvme_depth);
+  try_queues(*engine, plan);
   for (ExtentFile& file : files) {
     file.reserve_space(0, 1);  // only then does a file system tell whether it sets space aside
     const std::filesystem::path folder = file.file().path.parent_path();

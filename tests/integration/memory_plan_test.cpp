@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "offload/nvme_worker.h"
+#include "offload/transfer_service.h"
 #include "tests/base/temporary_folder.h"
 
 namespace terrace {
@@ -71,6 +72,22 @@ TEST_F(MemoryPlanTest, goes_by_no_measurement_of_the_page_cache) {
   rates_.paths.begin()->second.direct = false;
   EXPECT_EQ(plan().granule_bytes, kMiB);
   EXPECT_EQ(plan().nvme_depth, NvmeWorker::default_depth(kMiB));
+}
+
+TEST_F(MemoryPlanTest, stages_as_much_as_keeps_up_with_a_full_queue_where_that_is_little_of_the_host) {
+  config_.placement.chunk = 4 * kMiB;
+  config_.host.memory = 512 * kMiB;
+  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, 2 * kMiB);
+  config_.host.memory = 256 * kMiB;
+  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, kMiB);
+  config_.host.memory = 16 * kMiB;
+  EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way);
+  config_.placement.chunk = 32 * kMiB;
+  config_.host.memory = 512 * kMiB;
+  EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way) << "of larger blocks";
+  config_.placement.chunk = 4 * kMiB;
+  config_.nvme.paths.clear();
+  EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way) << "with no drive";
 }
 
 TEST_F(MemoryPlanTest, has_room_for_as_much_after_a_measurement_as_before) {
