@@ -124,15 +124,19 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_
   if (pass_ == pass || input_shapes == 0 || torch::autograd::get_current_graph_task_id() != -1) {
     return;
   }
+  ChunkId first = 0;
   {
     const auto held = lock();
-    if (std::none_of(operands.begin(), operands.end(),
-                     [&](const OpOperand& operand) { return by_storage_.contains(operand.storage); })) {
+    const auto managed = std::find_if(operands.begin(), operands.end(),
+                                      [&](const OpOperand& operand) { return by_storage_.contains(operand.storage); });
+    if (managed == operands.end()) {
       return;
     }
+    first = managed->storage->chunk();
   }
   pass_ = pass;
-  memory_.stream().begin_pass(input_shapes * 2 + (with_graph ? 1 : 0));
+  // Told apart by what it computes with, too: programs train several models in turn.
+  memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (with_graph ? 1 : 0));
 }
 
 std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands,

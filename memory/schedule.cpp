@@ -144,7 +144,10 @@ void ScheduleBook::note_program_bytes(std::uint64_t program_bytes) {
 
 const Schedule* ScheduleBook::current() const {
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
-  return known == known_.end() ? nullptr : &known->second;
+  if (known != known_.end()) {
+    return &known->second;
+  }
+  return known_.empty() ? nullptr : &known_.front().second;
 }
 
 void ScheduleBook::keep_recording() {
@@ -152,13 +155,14 @@ void ScheduleBook::keep_recording() {
     return;
   }
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
-  if (known != known_.end()) {
-    known_.erase(known);
-  } else if (known_.size() == most_schedules) {
-    known_.pop_back();
-  }
+  // Before the other goes, so that who follows that one can tell the two apart by their address.
   known_.emplace_front(key_, Schedule(std::move(recording_)));
   recording_.clear();
+  if (known != known_.end()) {
+    known_.erase(known);
+  } else if (known_.size() > most_schedules) {
+    known_.pop_back();
+  }
 }
 
 }  // namespace terrace

@@ -108,7 +108,7 @@ class ScheduleBook {
   /// The program's own tensors took this much since the last record.
   void note_program_bytes(std::uint64_t program_bytes);
 
-  /// What the pass that runs was like the last time, or null.
+  /// What the pass that runs was like the last time; if it is new, what the latest was like. Null if there was none.
   const Schedule* current() const;
 
  private:

@@ -134,7 +134,6 @@ TEST(ScheduleBook, remembers_a_pass_by_its_key) {
   EXPECT_EQ(book.current()->size(), 2u);
 
   book.begin_pass(2);
-  EXPECT_EQ(book.current(), nullptr);
   book.record(read_of(6), 0);
   book.begin_pass(1);
   ASSERT_NE(book.current(), nullptr);
@@ -166,9 +165,24 @@ TEST(ScheduleBook, keeps_the_latest_few_passes) {
     book.record(read_of(static_cast<ChunkId>(key)), 0);
   }
   book.begin_pass(19);
-  EXPECT_NE(book.current(), nullptr);
+  EXPECT_EQ((*book.current())[0].chunk, 19u);
   book.begin_pass(1);
-  EXPECT_EQ(book.current(), nullptr);
+  EXPECT_NE((*book.current())[0].chunk, 1u);
+}
+
+TEST(ScheduleBook, takes_a_pass_that_is_new_to_be_like_the_latest) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  book.record(read_of(4), 0);
+  book.begin_pass(2);
+  ASSERT_NE(book.current(), nullptr);
+  const Schedule* const latest = book.current();
+  EXPECT_EQ((*latest)[0].chunk, 4u);
+  book.record(read_of(5), 0);
+  book.begin_pass(3);
+  ASSERT_NE(book.current(), nullptr);
+  EXPECT_NE(book.current(), latest) << "it is to be followed from its beginning";
+  EXPECT_EQ((*book.current())[0].chunk, 5u);
 }
 
 }  // namespace
