@@ -32,8 +32,9 @@ constexpr unsigned kUsualDepth = 64;     // the greatest that queues have unless
 
 bool may_pass(int error_number) { return error_number == EINTR || error_number == EAGAIN || error_number == EBUSY; }
 
-/// Counts the rings that ended. The kernel gives the memory of one to the next, of any thread; liburing maps it by calls
-/// of its own, so that a sanitizer has to be told here that what the one wrote there was before what the other writes.
+/// Counts the rings that ended. The kernel gives the memory of one to the next, of any thread; liburing maps it by
+/// calls of its own, so that a sanitizer has to be told here that what the one wrote there was before what the other
+/// writes.
 std::atomic<std::uint64_t> rings_ended{0};
 
 /// io_uring's own handle, open as long as this lives.
