@@ -135,7 +135,9 @@ std::string to_json(const Inspection& found) {
   run["compute"] = {{"threads", found.threads}};
   run["update"] = {{"instruction_set", found.update.instruction_set},
                    {"fused_multiply_add", found.update.uses_fma},
-                   {"in_background", found.update.in_background}};
+                   {"in_background", found.update.in_background},
+                   {"threads", found.update.threads}};
+  run["transfers"] = {{"threads", found.transfer_threads}};
   run["fallbacks"] = Json::array();
   for (const Fallback& fallback : found.fallbacks) {
     run["fallbacks"].push_back({{"what", fallback.what}, {"reason", fallback.reason}});

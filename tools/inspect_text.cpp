@@ -171,11 +171,14 @@ Rows work_rows(const Inspection& found) {
     section.add("I/O engine", found.nvme->engine + ", " + std::to_string(found.plan.nvme_depth) + " blocks of " +
                                   format_bytes(found.plan.granule_bytes) + " at once each way");
   }
-  section.add("compute", count(static_cast<std::size_t>(found.threads), "thread"));
+  const auto threads = [](int number) { return count(static_cast<std::size_t>(number), "thread"); };
+  section.add("compute", threads(found.threads) + " for " + count(found.topology.usable_threads, "hardware thread"));
   section.add("update",
-              found.update.instruction_set + (found.update.uses_fma ? "" : ", without fused multiply-add") +
-                  (found.update.in_background ? ", by a thread of its own"
-                                              : ", by the thread that needs it, as compute takes every core"));
+              found.update.instruction_set + (found.update.uses_fma ? "" : ", without fused multiply-add") + ", " +
+                  threads(found.update.threads) +
+                  (found.update.in_background ? ", beside computation on what that leaves free"
+                                              : ", while the program waits for it, as compute takes every core"));
+  section.add("transfers", threads(found.transfer_threads) + ", one a link, on any core");
   const auto& memory = found.rates.memory;
   section.add("memory", !memory ? kNotMeasured
                                 : "copy " + rate(memory->copy_one_core) + " by one core, " + rate(memory->copy) +

@@ -99,7 +99,7 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
 
 Inspection::Update update() {
   note_instruction_set();
-  return {adamw_instruction_set(), adamw_uses_fma(), updates_run_in_background()};
+  return {adamw_instruction_set(), adamw_uses_fma(), updates_run_in_background(), update_thread_count()};
 }
 
 }  // namespace
@@ -115,6 +115,7 @@ Inspection make_inspection(const Config& config, const Rates& rates) {
   found.tiers = tiers(config, found.device, found.plan);
   if (!config.nvme.paths.empty()) found.nvme = nvme(config, found.plan);
   found.threads = at::get_num_threads();
+  found.transfer_threads = config.nvme.paths.empty() ? 2 : static_cast<int>(link_count);
   found.update = update();
   found.fallbacks = noted_fallbacks();
   found.rates = rates;

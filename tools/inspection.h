@@ -68,6 +68,7 @@ struct Inspection {
     std::string instruction_set;
     bool uses_fma = false;
     bool in_background = false;
+    int threads = 0;
   };
 
   BuildInfo build;
@@ -77,7 +78,8 @@ struct Inspection {
   DeviceInfo device;
   std::optional<Nvme> nvme;
   MemoryPlan plan;
-  int threads = 0;  ///< of LibTorch
+  int threads = 0;           ///< of LibTorch
+  int transfer_threads = 0;  ///< one a link
   Update update;
   std::vector<Fallback> fallbacks;
   Rates rates;

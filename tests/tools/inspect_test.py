@@ -164,11 +164,18 @@ class Report(InspectTest):
 
     def test_who_updates_is_told(self):
         cores = os.cpu_count()
-        self.assertFalse(self.report(*self.small, OMP_NUM_THREADS=str(cores))[1]["update"]["in_background"])
+        _, case = self.report(*self.small, OMP_NUM_THREADS=str(cores))
+        self.assertFalse(case["update"]["in_background"])
+        self.assertEqual(case["update"]["threads"], cores)
         if cores > 1:
             _, case = self.report(*self.small, OMP_NUM_THREADS="1")
             self.assertTrue(case["update"]["in_background"])
             self.assertEqual(case["compute"]["threads"], 1)
+            self.assertEqual(case["update"]["threads"], cores - 1)
+
+    def test_transfers_have_a_thread_a_link(self):
+        self.assertEqual(self.report(*self.small)[1]["transfers"]["threads"], 2)
+        self.assertEqual(self.report(*self.three_tiers)[1]["transfers"]["threads"], 4)
 
     def test_what_others_left_is_left(self):
         self.nvme.mkdir()
