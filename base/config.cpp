@@ -98,6 +98,10 @@ void check_together(const Config& config, const std::string& name) {
   check_shares("parameters", config.placement.parameters);
   check_shares("gradients", config.placement.gradients);
   check_shares("optimizer", config.placement.optimizer);
+  if (config.placement.activations == "nvme" && config.nvme.paths.empty()) {
+    throw ConfigError(name + ": placement.activations is \"nvme\", but nvme.paths is empty",
+                      "name a folder on a fast disk: nvme.paths = [\"/data/terrace\"]");
+  }
   if (config.device.kind == "cuda" && (config.device.link || config.device.latency_us != 0)) {
     throw ConfigError(
         name + ": device.link and device.latency_us are of the emulated device, but device.kind is \"cuda\"",

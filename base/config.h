@@ -51,7 +51,7 @@ struct Config {
     std::optional<Shares> parameters;
     std::optional<Shares> gradients;
     std::optional<Shares> optimizer;
-    std::string activations = "auto";    ///< "auto", "keep" or "recompute"
+    std::string activations = "auto";    ///< "auto", "keep", "host", "nvme" or "recompute"
     std::optional<std::uint64_t> chunk;  ///< bytes of a parameter chunk
     bool operator==(const Placement&) const = default;
   };

@@ -79,18 +79,14 @@ Key rate(std::string name, Place place) {
 
 /// `unsupported` is told of the value before it is compared with the choices, to refuse what has a reason of its own.
 template <typename Place>
-Key choice(
-    std::string name, std::vector<std::string_view> choices, Place place,
-    std::function<void(const Value&)> unsupported = [](const Value&) {}) {
-  return {
-      std::move(name),
-      [place, choices = std::move(choices), unsupported = std::move(unsupported)](const Value& value, Config& config) {
-        unsupported(value);
-        place(config) = value.one_of(choices);
-      },
-      [place](const Config& config, toml::table& out, std::string_view leaf) {
-        out.insert_or_assign(leaf, place(config));
-      }};
+Key choice(std::string name, std::vector<std::string_view> choices, Place place) {
+  return {std::move(name),
+          [place, choices = std::move(choices)](const Value& value, Config& config) {
+            place(config) = value.one_of(choices);
+          },
+          [place](const Config& config, toml::table& out, std::string_view leaf) {
+            out.insert_or_assign(leaf, place(config));
+          }};
 }
 
 template <typename Place>
@@ -129,15 +125,6 @@ Key log_level_key() {
           }};
 }
 
-void refuse_moving_activations(const Value& value) {
-  for (const char* way : {"host", "nvme"}) {
-    if (value.is(way)) {
-      value.fail("found \"" + std::string(way) +
-                 "\", which is not supported yet; accepted: \"auto\", \"keep\", \"recompute\"");
-    }
-  }
-}
-
 std::vector<Key> make_keys() {
   return {
       choice("device.kind", {"auto", "cuda", "emulated"}, field(&Config::device, &Config::Device::kind)),
@@ -151,8 +138,8 @@ std::vector<Key> make_keys() {
       shares("placement.parameters", field(&Config::placement, &Config::Placement::parameters)),
       shares("placement.gradients", field(&Config::placement, &Config::Placement::gradients)),
       shares("placement.optimizer", field(&Config::placement, &Config::Placement::optimizer)),
-      choice("placement.activations", {"auto", "keep", "recompute"},
-             field(&Config::placement, &Config::Placement::activations), refuse_moving_activations),
+      choice("placement.activations", {"auto", "keep", "host", "nvme", "recompute"},
+             field(&Config::placement, &Config::Placement::activations)),
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("optimizer.states", {"float32", "split", "split_bfloat16"},

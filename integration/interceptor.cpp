@@ -10,6 +10,7 @@
 #include <c10/util/hash.h>
 
 #include "integration/buffer_snapshots.h"
+#include "integration/offloaded_activations.h"
 #include "integration/pause.h"
 #include "integration/recomputed_block.h"
 #include "integration/spillable_storages.h"
@@ -163,6 +164,7 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
     CurrentOp::enter("");
     return nullptr;
   }
+  OffloadedActivations::before_op();
   const OpTraits* const traits = find_traits(function);
   CurrentOp::enter(traits != nullptr ? function.name() : CurrentOp::name());  // other names need not live
   const bool touches_bytes = traits != nullptr && traits->touches_bytes;

@@ -1,6 +1,7 @@
 #include "integration/saved_tensors.h"
 
 #include <atomic>
+#include <mutex>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -11,14 +12,48 @@ namespace {
 using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 
+/// What threads without a source of their own ask.
+class UsualSource {
+ public:
+  void set(std::shared_ptr<SavedTensorSource> source) noexcept {
+    const std::scoped_lock lock(mutex_);
+    is_set_.store(source != nullptr, std::memory_order_relaxed);
+    source_.swap(source);
+  }
+  std::unique_ptr<SavedVariableHooks> hooks() {
+    if (!is_set_.load(std::memory_order_relaxed)) {
+      return nullptr;
+    }
+    std::shared_ptr<SavedTensorSource> source;
+    {
+      const std::scoped_lock lock(mutex_);
+      source = source_;
+    }
+    return source != nullptr ? source->hooks() : nullptr;
+  }
+
+ private:
+  std::atomic<bool> is_set_{false};
+  std::mutex mutex_;
+  std::shared_ptr<SavedTensorSource> source_;
+};
+
+UsualSource& usual_source() {
+  static UsualSource* const source = new UsualSource;  // as the engine, which asks it
+  return *source;
+}
+
 /// Its own threads and queues stay empty.
 class HookingEngine final : public Engine {
  public:
   void forward_to(Engine& previous) noexcept { previous_.store(&previous, std::memory_order_release); }
 
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
-    SavedTensorSource* const source = SavedTensorScope::current();
-    return source != nullptr ? source->hooks() : previous().get_default_saved_variable_hooks();
+    if (SavedTensorSource* const source = SavedTensorScope::current()) {
+      return source->hooks();
+    }
+    auto hooks = previous().get_default_saved_variable_hooks();
+    return hooks != nullptr ? std::move(hooks) : usual_source().hooks();
   }
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
@@ -76,6 +111,8 @@ bool is_reached_by(Engine& engine) {
 }
 
 }  // namespace
+
+void set_usual_source(std::shared_ptr<SavedTensorSource> source) noexcept { usual_source().set(std::move(source)); }
 
 void install_saved_tensor_hooks() {
   Engine& current = Engine::get_default_engine();

@@ -1,8 +1,9 @@
 /// What becomes of the tensors that autograd saves for backward.
 ///
 /// LibTorch's C++ interface has no saved-tensor hooks of its own, but asks its autograd engine for them. So an
-/// engine is installed that answers from the calling thread's source and leaves all else, backward included, to
-/// the engine that was there before (LibTorch's own, or Python's), which it asks where the thread has no source.
+/// engine is installed that answers from the calling thread's source, or the usual one, and leaves all else, backward
+/// included, to the engine that was there before (LibTorch's own, or Python's), which it asks where the thread has no
+/// source.
 #pragma once
 
 #include <memory>
@@ -33,6 +34,10 @@ class SavedTensorScope {
   static inline thread_local SavedTensorSource* current_ = nullptr;
   SavedTensorSource* const outer_;
 };
+
+/// Gives the hooks for what threads save that have no source of their own, and whose engine has none; null: nobody
+/// does. Whoever asks the one before while it changes keeps it alive for so long.
+void set_usual_source(std::shared_ptr<SavedTensorSource> source) noexcept;
 
 /// Installs the engine where it is not yet, or no longer: whoever loads Python's later replaces it. Must not run
 /// beside backward passes. It is never removed.

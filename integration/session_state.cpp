@@ -39,6 +39,12 @@ SessionState::SessionState(const Config& config)
   attach_interceptor(*this);
   GeneratorState::set_device(memory_.program_device());
   RecomputedBlock::plan(config.placement.activations == "recompute");
+  if (const auto& placement = config.placement.activations; placement == "host" || placement == "nvme") {
+    activations_ =
+        std::make_shared<OffloadedActivations>(memory_, placement == "host" ? Tier::host : Tier::nvme,
+                                               [this](std::exception_ptr error) { refused(std::move(error)); });
+    activations_->open();
+  }
 }
 
 SessionState::~SessionState() = default;
@@ -50,6 +56,9 @@ void SessionState::close() noexcept {
   detach_program_memory();
   memory_.detach();
   gradients_->close();
+  if (activations_ != nullptr) {
+    activations_->close();
+  }
   for (const ManagedParameter& parameter : parameters_) {
     parameter.storage->keep({});  // the accumulator holds the tensor, and so its storage
   }

@@ -38,6 +38,7 @@
 #include "integration/interceptor.h"
 #include "integration/managed_buffer.h"
 #include "integration/managed_parameter.h"
+#include "integration/offloaded_activations.h"
 #include "integration/open_storages.h"
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
@@ -219,7 +220,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   SpillableStorages spillable_;
   std::unique_ptr<UpdateQueue> updates_;
   std::shared_ptr<Gradients> gradients_;
-  std::deque<ManagedParameter> parameters_;  // stable addresses
+  std::shared_ptr<OffloadedActivations> activations_;  ///< null where they do not leave the device
+  std::deque<ManagedParameter> parameters_;            // stable addresses
   std::vector<ManagedBuffer> buffers_;
   std::vector<std::shared_ptr<ManagedStorage>> left_behind_;  ///< by a `manage` that failed
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;

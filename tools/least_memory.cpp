@@ -64,8 +64,10 @@ std::uint64_t least_device_bytes(const Config& config) {
   // Backward of a layer needs its input, what the first norm gives, queries, keys and values, what attention gives, the
   // sum with the input, what the second norm gives, and four times the width before gelu and after it.
   constexpr std::uint64_t of_layer = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
-  const bool recomputes = config.placement.activations == "recompute";
-  const std::uint64_t kept = recomputes ? layers * stream : layers * of_layer * stream;
+  const std::string& activations = config.placement.activations;
+  const bool recomputes = activations == "recompute";
+  const bool offloads = activations == "host" || activations == "nvme";
+  const std::uint64_t kept = offloads ? 0 : recomputes ? layers * stream : layers * of_layer * stream;
   const std::uint64_t logits = tokens * GptOptions::vocabulary * sizeof(float);
   // When forward ends: the last norm's input and output; logits, and their softmax.
   const std::uint64_t after_forward = kept + 2 * stream + 2 * logits;
@@ -80,13 +82,13 @@ void require_least_memory(const Config& config, std::uint64_t state_bytes, const
   const std::uint64_t least_device = least_device_bytes(config);
   const std::uint64_t device = usage.capacity(Tier::device);
   if (device < least_device) {
-    const bool recomputes = config.placement.activations == "recompute";
+    const bool keeps = config.placement.activations == "keep" || config.placement.activations == "auto";
     throw OutOfMemory(
         "device: a step takes at least " + format_bytes(least_device) + ", in a budget of " + format_bytes(device),
         "raise device.memory to at least " + format_bytes_exactly(least_device) +
             ", and a little more for what cannot be told before, " +
-            (recomputes ? "or lower train.micro_batch"
-                        : "lower train.micro_batch, or set placement.activations = \"recompute\""));
+            (keeps ? "lower train.micro_batch, or set placement.activations = \"recompute\""
+                   : "or lower train.micro_batch"));
   }
   if (usage.capacity(Tier::nvme) > 0) return;
   // Without NVMe all of the model is built on the host; training needs more, which may rest on the device too.

@@ -149,16 +149,13 @@ TEST(Config, other_choices_are_refused_with_those_there_are) {
   EXPECT_NE(parse_error("data.tokenizer = 'bpe'").find("accepted: \"bytes\""), std::string::npos);
   EXPECT_NE(parse_error("log.level = 'loud'").find("accepted: \"trace\", \"debug\""), std::string::npos);
   EXPECT_NE(parse_error("placement.parameters = 'host'").find("accepted: \"auto\", or shares"), std::string::npos);
-  EXPECT_NE(parse_error("placement.activations = 'drop'").find("accepted: \"auto\", \"keep\", \"recompute\""),
+  EXPECT_NE(parse_error("placement.activations = 'drop'").find("accepted: \"auto\", \"keep\", \"host\", \"nvme\""),
             std::string::npos);
 }
 
-TEST(Config, what_is_not_supported_yet_is_refused_and_says_so) {
-  for (const char* way : {"host", "nvme"}) {
-    EXPECT_EQ(parse_error("placement.activations = '" + std::string(way) + "'"),
-              "t.toml:1: placement.activations: found \"" + std::string(way) +
-                  "\", which is not supported yet; accepted: \"auto\", \"keep\", \"recompute\"");
-  }
+TEST(Config, activations_on_nvme_need_a_path) {
+  const std::string error = parse_error("placement.activations = 'nvme'");
+  EXPECT_NE(error.find("placement.activations is \"nvme\", but nvme.paths is empty"), std::string::npos) << error;
 }
 
 TEST(Config, a_cuda_device_has_its_own_link) {

@@ -1,0 +1,245 @@
+#include "integration/offloaded_activations.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <typeinfo>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/memory_info.h"
+#include "integration/managed_storage.h"
+#include "integration/offloaded_activation.h"
+#include "integration/pause.h"
+#include "integration/tensor_record.h"
+#include "memory/access_stream.h"
+
+namespace terrace {
+namespace {
+
+/// What the calling thread has saved that may still have to leave.
+thread_local std::vector<std::weak_ptr<OffloadedActivation>> to_leave;
+
+/// How a tensor looks at its storage.
+struct View {
+  explicit View(const at::Tensor& tensor)
+      : keys(tensor.key_set()),
+        type(tensor.dtype()),
+        sizes(tensor.sizes()),
+        strides(tensor.strides()),
+        offset(tensor.storage_offset()) {}
+
+  at::Tensor of(c10::Storage storage) const {
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, type);
+    tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    return tensor;
+  }
+
+  c10::DispatchKeySet keys;
+  caffe2::TypeMeta type;
+  c10::SmallVector<std::int64_t, 4> sizes;
+  c10::SmallVector<std::int64_t, 4> strides;
+  std::int64_t offset;
+};
+
+}  // namespace
+
+/// Stands in a graph for one saved tensor.
+class OffloadedActivations::Hooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Hooks(std::shared_ptr<OffloadedActivations> owner) : owner_(std::move(owner)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    record_.emplace(tensor);
+    if (!owner_->is_wanted(tensor)) {
+      kept_ = tensor.tensor_data();
+      return;
+    }
+    view_.emplace(tensor);
+    activation_ = owner_->activation_of(tensor);
+  }
+
+  at::Tensor call_unpack_hook() override {
+    record_->check_unchanged();
+    if (!view_) {
+      return kept_;
+    }
+    try {
+      return view_->of(activation_->storage());
+    } catch (...) {
+      owner_->failed_(std::current_exception());
+      throw;
+    }
+  }
+
+ private:
+  const std::shared_ptr<OffloadedActivations> owner_;
+  std::optional<TensorRecord> record_;
+  at::Tensor kept_;  ///< where it does not leave
+  std::optional<View> view_;
+  std::shared_ptr<OffloadedActivation> activation_;
+};
+
+OffloadedActivations::OffloadedActivations(SessionMemory& memory, Tier home,
+                                           std::function<void(std::exception_ptr)> failed)
+    : memory_(&memory),
+      device_(memory.program_device()),
+      home_(home),
+      smallest_bytes_(memory.stream().granule_bytes()),
+      failed_(std::move(failed)) {}
+
+OffloadedActivations::~OffloadedActivations() = default;
+
+void OffloadedActivations::open() { set_usual_source(shared_from_this()); }
+
+void OffloadedActivations::close() noexcept {
+  set_usual_source(nullptr);
+  std::vector<std::shared_ptr<OffloadedActivation>> away;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [chunk, activation] : away_) {
+      if (auto lives = activation.lock()) {
+        away.push_back(std::move(lives));
+      }
+    }
+  }
+  try {
+    std::uint64_t left = available_memory_bytes() / 10 * 9;
+    for (const auto& activation : away) {
+      if (activation->bytes() > left) {
+        break;
+      }
+      left -= activation->bytes();
+      activation->become_ordinary();
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("activations that a graph holds end with their session: ") + error.what());
+  }
+  memory_ = nullptr;
+}
+
+void OffloadedActivations::before_op() noexcept {
+  if (to_leave.empty()) {
+    return;
+  }
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    to_leave.clear();  // backward wants them now
+    return;
+  }
+  const Pause pause;
+  std::erase_if(to_leave, [](const std::weak_ptr<OffloadedActivation>& each) {
+    const auto activation = each.lock();
+    return activation == nullptr || activation->try_leave_or_stay();
+  });
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> OffloadedActivations::hooks() {
+  if (Pause::active() || c10::InferenceMode::is_enabled() || SessionMemory::is_constructing()) {
+    return nullptr;
+  }
+  return std::make_unique<Hooks>(shared_from_this());
+}
+
+bool OffloadedActivations::is_wanted(const at::Tensor& tensor) const {
+  if (!tensor.defined() || typeid(*tensor.unsafeGetTensorImpl()) != typeid(c10::TensorImpl) ||
+      tensor.layout() != c10::kStrided || tensor.device() != device_ || !tensor.has_storage()) {
+    return false;
+  }
+  c10::StorageImpl& storage = storage_of(tensor);
+  if (storage.nbytes() < smallest_bytes_) {
+    return false;
+  }
+  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const bool is_of_the_program =
+      device_.is_cpu() ? kind_of(data) == Kind::other : ManagedStorage::of(storage) == nullptr;
+  return is_of_the_program || OffloadedActivation::of(storage) != nullptr;
+}
+
+std::shared_ptr<OffloadedActivation> OffloadedActivations::activation_of(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  if (auto opened = OffloadedActivation::of(*storage.unsafeGetStorageImpl())) {
+    return opened;
+  }
+  std::shared_ptr<OffloadedActivation> activation;
+  {
+    const std::scoped_lock lock(mutex_);
+    auto& entry = here_[storage.unsafeGetStorageImpl()];
+    activation = entry.second.lock();
+    if (activation == nullptr) {
+      activation = std::make_shared<OffloadedActivation>(shared_from_this(), storage);
+      entry = {activation.get(), activation};
+    }
+  }
+  // Also what was saved before, by another thread or before a backward: this one may be the last to hold it.
+  to_leave.push_back(activation);
+  return activation;
+}
+
+void OffloadedActivations::forget(const c10::StorageImpl* storage, const OffloadedActivation* activation) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (const auto found = here_.find(storage); found != here_.end() && found->second.first == activation) {
+    here_.erase(found);
+  }
+}
+
+ChunkId OffloadedActivations::take_chunk(std::uint64_t bytes) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto found = unused_.find(bytes); found != unused_.end()) {
+      const ChunkId chunk = found->second.extract(found->second.begin()).value();
+      if (found->second.empty()) {
+        unused_.erase(found);
+      }
+      return chunk;
+    }
+  }
+  try {
+    return memory_->stream().add_chunk(Kind::activation, 0, bytes, home_);
+  } catch (const OutOfMemory&) {
+    remove_unused_chunks();
+  }
+  return memory_->stream().add_chunk(Kind::activation, 0, bytes, home_);
+}
+
+void OffloadedActivations::give_back_chunk(ChunkId chunk, std::uint64_t bytes) noexcept {
+  const std::scoped_lock lock(mutex_);
+  away_.erase(chunk);
+  if (memory_ != nullptr) {
+    memory_->stream().discard(chunk);
+    unused_[bytes].insert(chunk);
+  }
+}
+
+void OffloadedActivations::remove_unused_chunks() {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [bytes, chunks] : unused_) {
+    for (const ChunkId chunk : chunks) {
+      memory_->stream().remove_chunk(chunk);
+    }
+  }
+  unused_.clear();
+}
+
+void OffloadedActivations::stays(std::exception_ptr error) noexcept {
+  failed_(error);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::exchange(has_warned_, true)) {
+      return;
+    }
+  }
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& reason) {
+    log(LogLevel::warning, std::string("activations stay on the device that have no room elsewhere: ") + reason.what());
+  } catch (...) {
+  }
+}
+
+}  // namespace terrace
