@@ -40,8 +40,8 @@ std::shared_ptr<OffloadedActivation> OffloadedActivation::of(c10::StorageImpl& s
 
 bool OffloadedActivation::try_leave() {
   const std::scoped_lock lock(mutex_);
-  if (!storage_) {
-    return true;
+  if (!storage_ || owner_->memory_ == nullptr) {
+    return true;  // it has left, or its session has ended and it stays
   }
   if (storage_.use_count() > 1) {
     return false;

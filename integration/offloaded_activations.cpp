@@ -73,7 +73,9 @@ class OffloadedActivations::Hooks final : public torch::autograd::SavedVariableH
     try {
       return view_->of(activation_->storage());
     } catch (...) {
-      owner_->failed_(std::current_exception());
+      if (owner_->memory_ != nullptr) {
+        owner_->failed_(std::current_exception());
+      }
       throw;
     }
   }

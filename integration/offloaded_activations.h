@@ -36,7 +36,7 @@ class OffloadedActivation;
 
 class OffloadedActivations final : public SavedTensorSource, public std::enable_shared_from_this<OffloadedActivations> {
  public:
-  /// `home` is the host or NVMe. `failed` hears why something could not leave, or come back.
+  /// `home` is the host or NVMe. `failed` hears why something could not leave, or come back, until `close`.
   OffloadedActivations(SessionMemory& memory, Tier home, std::function<void(std::exception_ptr)> failed);
   ~OffloadedActivations() override;
   OffloadedActivations(const OffloadedActivations&) = delete;

@@ -272,6 +272,23 @@ TEST_P(OffloadedActivations, are_ordinary_after_the_session) {
   EXPECT_TRUE(at::equal(x.grad(), expected));
 }
 
+TEST_P(OffloadedActivations, of_a_session_that_has_ended_do_not_leave_in_the_next) {
+  const at::Tensor x = wide_input();
+  x.tanh().sum().backward();
+  const at::Tensor expected = x.grad().clone();
+  x.mutable_grad() = at::Tensor();
+  auto session = small_session();
+  at::Tensor y = x.tanh();
+  const at::Tensor loss = y.sum();
+  session.reset();
+  y = at::Tensor();
+  session = small_session();
+  chain(wide_input()).backward();
+  loss.backward();
+  session.reset();
+  EXPECT_TRUE(at::equal(x.grad(), expected));
+}
+
 TEST_P(OffloadedActivations, without_room_to_rest_stay_on_the_device_and_last_error_says_why) {
   Config small = config(32 * MiB);
   small.host.memory = 3 * MiB;
