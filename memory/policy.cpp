@@ -214,15 +214,16 @@ std::exception_ptr Policy::removed_error(ChunkId id) const {
 void Policy::begin_pass(ScheduleBook::Key key) {
   book_.begin_pass(key);
   if (book_.current() != lanes_[index_of(Tier::device)].forecast.schedule()) {
-    lanes_[index_of(Tier::device)].forecast.follow(book_.current());
-    time_updates();
-    look_ahead_again(Tier::device);
-    advance();
+    follow_pass();
   }
 }
 
 void Policy::step_mark() {
   book_.end_step();
+  follow_pass();
+}
+
+void Policy::follow_pass() {
   lanes_[index_of(Tier::device)].forecast.follow(book_.current());
   time_updates();
   look_ahead_again(Tier::device);

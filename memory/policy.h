@@ -15,7 +15,8 @@
 /// which is the optimum for those; with dirty ones the optimum is hard to find (Beckmann et al., Writeback-Aware
 /// Caching, 2020), and this comes within a few percent of it where room is made on demand. What is brought ahead of
 /// need has room made earlier than that, with fewer copies to choose from. Where nothing is known, the copy used
-/// longest ago goes. A clean one is dropped, a dirty one transferred to its home first.
+/// longest ago goes. A clean one is dropped, a dirty one transferred to its home first; or from the device to the host
+/// only, where its home is NVMe and it can stay until it is used.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
 /// announced, each by when the device uses the parameters that are updated with it, what the device will be brought
@@ -214,20 +215,22 @@ class Policy {
   void fill_ahead();
   /// Up to that position of the tier's forecast; false where something stands in the way.
   bool look_ahead_until(std::size_t end, Tier tier);
-  /// Brings to the host what only NVMe holds and the device will use in this pass; false where something stands in the
-  /// way. The host has room for more of it than the device.
+  /// Brings to the host what only NVMe holds and the device will read in this pass, if its copy there can stay until
+  /// the use after that one; what could not comes to the device directly. False where something stands in the way.
   bool look_ahead_for_device();
   /// Brings the chunk that is used at `position` of the tier's forecast, at that distance. False where there is no
   /// room.
   bool fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance,
                    TransferPriority priority = TransferPriority::prefetch);
   void look_ahead_again(Tier tier);
+  /// The pass that runs may be another than the device's forecast follows, or have begun anew.
+  void follow_pass();
   /// The chunk's copy on the tier goes, or can be brought now: plans anew from its next use on.
   void plan_again(ChunkId id, Tier tier);
   /// Whether the chunk is on its way from NVMe to the host, from where the device is to have it.
   bool comes_by_host(ChunkId id) const;
-  /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`, one at a
-  /// time.
+  /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`; on the host
+  /// none where those are too few, for they would be brought again into the room that they leave.
   Room make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance);
   /// What is planned next cannot come yet: has room made for it and some of what follows.
   void free_more_ahead(Tier tier, std::size_t end);
@@ -235,8 +238,8 @@ class Policy {
   bool can_come_ahead(ChunkId id, Tier tier) const;
   /// And it has bytes to bring.
   bool wanted_ahead(ChunkId id, Tier tier) const;
-  /// What the program will take before `position` and nothing brings ahead yet: chunks that begin without bytes, or are
-  /// on their way to the host first.
+  /// What the program will take before `position` and nothing brings ahead yet: chunks that begin without bytes, wait
+  /// for their update, or are on their way to the host first.
   std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Whether the copy on the device is the only one, and the program has no further use of it in this pass.
@@ -245,6 +248,9 @@ class Policy {
   /// that is NVMe on the host, if there is room that nothing sooner needs.
   void clean_if_done_with(ChunkId id);
   void clean_by_host();
+  /// Room on the host for a chunk that leaves the device and rests on NVMe, free or that of copies which are used
+  /// later.
+  Room room_to_stay_on_host(ChunkId id);
   /// Whether the chunk was on its way to the host only to leave it again; it is not any more.
   bool stop_passing(ChunkId id);
   /// Room that is free or on its way to be.
@@ -274,6 +280,8 @@ class Policy {
   /// The copy that spares the fewest transfers for each entry for which it stays, of those with a next use beyond
   /// `distance`, where that is given.
   std::optional<ChunkId> victim(Tier tier, std::optional<std::uint64_t> distance = std::nullopt) const;
+  /// What the copies take that can be evicted now and have a next use beyond `distance`.
+  std::uint64_t could_leave(Tier tier, std::uint64_t distance) const;
   /// Whether the copy can be evicted now.
   bool can_leave(ChunkId id, Tier tier) const;
   void vacate(ChunkId id, Tier tier);

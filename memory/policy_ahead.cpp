@@ -122,10 +122,20 @@ bool Policy::look_ahead_for_device() {
       return false;
     }
     const ChunkId id = (*device.schedule())[planned].chunk;
-    if (chunks_[id].info().home == Tier::nvme && chunks_[id].at(Tier::device).state == CopyState::absent &&
-        wanted_ahead(id, Tier::host) && !fetch_ahead(id, Tier::host, announced, planned - device.cursor())) {
+    const bool superseded = (*device.schedule())[planned].mode == Access::write;
+    if (superseded || chunks_[id].info().home != Tier::nvme ||
+        chunks_[id].at(Tier::device).state != CopyState::absent || !wanted_ahead(id, Tier::host)) {
+      continue;
+    }
+    const std::uint64_t distance = device.schedule()->next_use_after(planned) - device.cursor();
+    const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
+    const Room room = make_room_ahead(room_bytes, Tier::host, announced, distance);
+    if (room == Room::coming) {
       host.ahead_is_full = true;
       return false;
+    }
+    if (room == Room::there) {
+      fetch_ahead(id, Tier::host, announced, distance);
     }
   }
   return true;
@@ -201,7 +211,7 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
     const ChunkId id = schedule[at].chunk;
     const bool begins_anew = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
-    const bool comes = tier == Tier::device && comes_by_host(id);
+    const bool comes = tier == Tier::device && (chunks_[id].update_queued || comes_by_host(id));
     if ((begins_anew || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
       room += chunks_[id].info().room_bytes[index_of(tier)];
@@ -228,18 +238,22 @@ Policy::Room Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t 
     return chunk_bytes + wanted + others <= budgets_[at]->capacity() &&
            (tier != Tier::device || chunk_bytes + wanted <= device_chunk_limit_);
   };
-  while (!fits(chunk_bytes_[at])) {
-    const std::uint64_t passing = tier == Tier::host ? passing_bytes_ : 0;
-    if (fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing)) {
-      return Room::coming;
-    }
+  if (fits(chunk_bytes_[at])) {
+    return Room::there;
+  }
+  const std::uint64_t passing = tier == Tier::host ? passing_bytes_ : 0;
+  if (tier == Tier::host &&
+      !fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing - could_leave(tier, distance))) {
+    return Room::none;
+  }
+  while (!fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing)) {
     const std::optional<ChunkId> other = victim(tier, distance);
     if (!other) {
       return Room::none;
     }
     evict(*other, tier, TransferPriority::write_back);
   }
-  return Room::there;
+  return Room::coming;
 }
 
 bool Policy::is_done_with(ChunkId id) const {
@@ -280,10 +294,7 @@ void Policy::clean_by_host() {
       continue;
     }
     const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
-    const Lane& host = lanes_[index_of(Tier::host)];
-    const auto use = host.forecast.next_use(id);
-    const bool stays = use && !host.short_of_room &&
-                       make_room_ahead(room_bytes, Tier::host, *use, distance_of(id, Tier::host)) != Room::none;
+    const bool stays = room_to_stay_on_host(id) != Room::none;
     const Room room = room_now(room_bytes, Tier::host);
     if (room == Room::coming) {
       return;
@@ -296,6 +307,16 @@ void Policy::clean_by_host() {
       send_home(id);
     }
   }
+}
+
+Policy::Room Policy::room_to_stay_on_host(ChunkId id) {
+  const Lane& host = lanes_[index_of(Tier::host)];
+  const auto use = host.forecast.next_use(id);
+  if (!use || host.short_of_room) {
+    return Room::none;
+  }
+  return make_room_ahead(chunks_[id].info().room_bytes[index_of(Tier::host)], Tier::host, *use,
+                         distance_of(id, Tier::host));
 }
 
 Policy::Room Policy::room_now(std::uint64_t bytes, Tier tier) const {

@@ -57,16 +57,20 @@ bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
   return true;
 }
 
+std::uint64_t Policy::could_leave(Tier tier, std::uint64_t distance) const {
+  std::uint64_t bytes = 0;
+  for (const ChunkId guest : guests_[index_of(tier)]) {
+    if (can_leave(guest, tier) && distance_of(guest, tier) > distance) {
+      bytes += chunks_[guest].info().room_bytes[index_of(tier)];
+    }
+  }
+  return bytes;
+}
+
 void Policy::make_room_patiently(ChunkId id, Tier tier) {
   const std::uint64_t room = chunks_[id].info().room_bytes[index_of(tier)];
   const std::uint64_t distance = distance_of(id, tier);
-  std::uint64_t could_leave = 0;
-  for (const ChunkId guest : guests_[index_of(tier)]) {
-    if (can_leave(guest, tier) && distance_of(guest, tier) > distance) {
-      could_leave += chunks_[guest].info().room_bytes[index_of(tier)];
-    }
-  }
-  if (could_leave < shortage(tier, room, true)) {
+  if (could_leave(tier, distance) < shortage(tier, room, true)) {
     return;
   }
   while (shortage(tier, room, true) > 0) {
@@ -81,9 +85,17 @@ void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
   if (chunk.is_spare(tier)) {
     vacate(id, tier);
   } else {
+    const bool by_host = tier == Tier::device && chunk.info().home == Tier::nvme &&
+                         chunk.at(Tier::host).state == CopyState::absent &&
+                         lanes_[index_of(Tier::host)].queue.empty() && room_to_stay_on_host(id) == Room::there &&
+                         try_take_room(id, Tier::host);
     chunk.step(tier, CopyStep::leave);
     leaving_bytes_[index_of(tier)] += chunk.info().room_bytes[index_of(tier)];
-    start_transfer({.chunk = id, .fill = false, .from = tier, .to = chunk.info().home, .priority = priority});
+    start_transfer({.chunk = id,
+                    .fill = false,
+                    .from = tier,
+                    .to = by_host ? Tier::host : chunk.info().home,
+                    .priority = priority});
   }
 }
 

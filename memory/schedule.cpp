@@ -42,6 +42,11 @@ std::optional<std::size_t> Schedule::next_write(ChunkId chunk, std::size_t from)
   return chunk < writes_.size() ? first_from(writes_[chunk], from) : std::nullopt;
 }
 
+std::size_t Schedule::next_use_after(std::size_t position) const {
+  const std::vector<std::size_t>& uses = uses_[entries_[position].chunk];
+  return first_from(uses, position + 1).value_or(size() + uses.front());
+}
+
 std::uint64_t Schedule::program_peak(std::size_t from, std::size_t to) const {
   std::uint64_t peak = 0;
   const std::size_t end = std::min(to + 1, entries_.size());

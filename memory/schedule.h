@@ -40,6 +40,8 @@ class Schedule {
   std::optional<std::size_t> next_use(ChunkId chunk, std::size_t from) const;
   /// The first of them that writes.
   std::optional<std::size_t> next_write(ChunkId chunk, std::size_t from) const;
+  /// When the chunk that is used at `position` is used again, around the end.
+  std::size_t next_use_after(std::size_t position) const;
   /// The most program bytes of any entry in [from, to].
   std::uint64_t program_peak(std::size_t from, std::size_t to) const;
 
