@@ -51,10 +51,7 @@ bool OffloadedActivation::try_leave() {
   }
   const ChunkId chunk = owner_->take_chunk(bytes_);
   try {
-    const std::array accesses{ChunkAccess{chunk, Tier::device, Access::write}};
-    const Pin pin = owner_->memory_->stream().acquire(accesses);
-    copy_bytes(pin.device(0), owner_->device_, storage_.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(),
-               owner_->device_, bytes_);
+    move_to(chunk);
   } catch (const OutOfMemory&) {
     owner_->give_back_chunk(chunk, bytes_);
     return false;
@@ -70,6 +67,29 @@ bool OffloadedActivation::try_leave() {
   }
   storage_ = c10::Storage();
   return true;
+}
+
+void OffloadedActivation::move_to(ChunkId chunk) {
+  AccessStream& stream = owner_->memory_->stream();
+  c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
+  const std::shared_ptr<BlockSource>& source = owner_->memory_->device_source();
+  c10::DataPtr data = storage.set_data_ptr(c10::DataPtr());
+  if (const auto block = take_block(source, bytes_, data)) {
+    try {
+      if (stream.adopt(chunk, {block->memory, block->bytes}, block->offset, block->kind)) {
+        return;
+      }
+    } catch (...) {
+      storage.set_data_ptr(put_back_block(source, *block));
+      throw;
+    }
+    data = put_back_block(source, *block);
+  }
+  const void* const bytes = data.get();
+  storage.set_data_ptr(std::move(data));
+  const std::array accesses{ChunkAccess{chunk, Tier::device, Access::write}};
+  const Pin pin = stream.acquire(accesses);
+  copy_bytes(pin.device(0), owner_->device_, bytes, owner_->device_, bytes_);
 }
 
 bool OffloadedActivation::try_leave_or_stay() noexcept {
@@ -116,6 +136,14 @@ void OffloadedActivation::become_ordinary() {
   reset_storage(storage, std::move(data));
   chunk_.reset();
   storage_ = here;
+}
+
+void OffloadedActivation::end() noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (const auto opened = opened_.lock()) {
+    close_storage(*opened, "the session that held this activation has ended, and the machine's memory could not");
+    static_cast<Opened*>(opened->_mutable_data_ptr_no_checks().get_context())->pin.release();
+  }
 }
 
 }  // namespace terrace

@@ -22,6 +22,9 @@
 namespace terrace {
 namespace {
 
+/// What is smaller is not worth a chunk; and the emulated device counts it in other units than chunks.
+constexpr std::uint64_t smallest_that_leaves = 64 * 1024;
+
 /// What the calling thread has saved that may still have to leave.
 thread_local std::vector<std::weak_ptr<OffloadedActivation>> to_leave;
 
@@ -93,7 +96,7 @@ OffloadedActivations::OffloadedActivations(SessionMemory& memory, Tier home,
     : memory_(&memory),
       device_(memory.program_device()),
       home_(home),
-      smallest_bytes_(memory.stream().granule_bytes()),
+      smallest_bytes_(std::max<std::uint64_t>(smallest_that_leaves, memory.stream().granule_bytes())),
       failed_(std::move(failed)) {}
 
 OffloadedActivations::~OffloadedActivations() = default;
@@ -111,19 +114,24 @@ void OffloadedActivations::close() noexcept {
       }
     }
   }
-  try {
-    std::uint64_t left = available_memory_bytes() / 10 * 9;
-    for (const auto& activation : away) {
+  std::uint64_t left = available_memory_bytes() / 10 * 9;
+  std::string why_not;
+  for (const auto& activation : away) {
+    try {
       if (activation->bytes() > left) {
-        break;
+        throw OutOfMemory("the machine's memory does not hold them");
       }
-      left -= activation->bytes();
       activation->become_ordinary();
+      left -= activation->bytes();
+    } catch (const std::exception& error) {
+      why_not = error.what();
+      activation->end();
     }
-  } catch (const std::exception& error) {
-    log(LogLevel::warning, std::string("activations that a graph holds end with their session: ") + error.what());
   }
   memory_ = nullptr;
+  if (!why_not.empty()) {
+    log(LogLevel::warning, "activations that a graph holds end with their session: " + why_not);
+  }
 }
 
 void OffloadedActivations::before_op() noexcept {
@@ -191,41 +199,44 @@ void OffloadedActivations::forget(const c10::StorageImpl* storage, const Offload
 }
 
 ChunkId OffloadedActivations::take_chunk(std::uint64_t bytes) {
+  AccessStream::ChunkOptions options;
+  options.device_room_bytes = room_bytes(bytes);
   {
     const std::scoped_lock lock(mutex_);
-    if (const auto found = unused_.find(bytes); found != unused_.end()) {
-      const ChunkId chunk = found->second.extract(found->second.begin()).value();
+    if (const auto found = gone_.find(bytes); found != gone_.end()) {
+      options.in_place_of = found->second.extract(found->second.begin()).value();
       if (found->second.empty()) {
-        unused_.erase(found);
+        gone_.erase(found);
       }
-      return chunk;
     }
   }
+  const auto keep_id = [&](std::optional<ChunkId> taken) {
+    if (options.in_place_of && taken != options.in_place_of) {
+      const std::scoped_lock lock(mutex_);
+      gone_[bytes].insert(*options.in_place_of);
+    }
+  };
   try {
-    return memory_->stream().add_chunk(Kind::activation, 0, bytes, home_);
-  } catch (const OutOfMemory&) {
-    remove_unused_chunks();
+    const ChunkId chunk = memory_->stream().add_chunk(Kind::activation, 0, bytes, home_, options);
+    keep_id(chunk);
+    return chunk;
+  } catch (...) {
+    keep_id(std::nullopt);
+    throw;
   }
-  return memory_->stream().add_chunk(Kind::activation, 0, bytes, home_);
+}
+
+std::uint64_t OffloadedActivations::room_bytes(std::uint64_t bytes) const {
+  return device_.is_cpu() ? memory_->device().allocation_bytes(block_bytes(bytes)) : 0;
 }
 
 void OffloadedActivations::give_back_chunk(ChunkId chunk, std::uint64_t bytes) noexcept {
   const std::scoped_lock lock(mutex_);
   away_.erase(chunk);
   if (memory_ != nullptr) {
-    memory_->stream().discard(chunk);
-    unused_[bytes].insert(chunk);
+    memory_->stream().remove_chunk(chunk);
+    gone_[bytes].insert(chunk);
   }
-}
-
-void OffloadedActivations::remove_unused_chunks() {
-  const std::scoped_lock lock(mutex_);
-  for (const auto& [bytes, chunks] : unused_) {
-    for (const ChunkId chunk : chunks) {
-      memory_->stream().remove_chunk(chunk);
-    }
-  }
-  unused_.clear();
 }
 
 void OffloadedActivations::stays(std::exception_ptr error) noexcept {

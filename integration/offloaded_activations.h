@@ -8,8 +8,10 @@
 /// storage leaves once. What is small, under management already, or not plain memory of the program's is kept where it
 /// is.
 ///
-/// The chunks of a pass are used again by the next, those of one size in the order of their numbers, so that a program
-/// that repeats itself is expected. What finds no room to rest stays on the device; the first time a warning says so.
+/// Where the CPU computes, the program's memory itself becomes the chunk's place on the device; elsewhere its bytes are
+/// copied there. A chunk ends with the last graph that holds it. The next pass gives its id to another of its size, the
+/// lowest first, so that a program that repeats itself is expected. What finds no room to rest stays on the device; the
+/// first time a warning says so.
 ///
 /// As in torch.autograd.graph.save_on_cpu, but for who decides when bytes move. Thread-safe, but for `close`. Order of
 /// mutexes: an activation's; the one here; those of the AccessStream.
@@ -63,10 +65,11 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   std::shared_ptr<OffloadedActivation> activation_of(const at::Tensor& tensor);
   /// The storage is no longer here.
   void forget(const c10::StorageImpl* storage, const OffloadedActivation* activation) noexcept;
-  /// A chunk of so many bytes that nobody uses. Throws OutOfMemory or IoError if it cannot rest.
+  /// A new chunk of so many bytes. Throws OutOfMemory or IoError if it cannot rest.
   ChunkId take_chunk(std::uint64_t bytes);
   void give_back_chunk(ChunkId chunk, std::uint64_t bytes) noexcept;
-  void remove_unused_chunks();
+  /// What such a chunk takes on the device, so that a block of the program's can be it.
+  std::uint64_t room_bytes(std::uint64_t bytes) const;
   void stays(std::exception_ptr error) noexcept;
 
   class Hooks;
@@ -82,7 +85,7 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   std::unordered_map<const c10::StorageImpl*, std::pair<const OffloadedActivation*, std::weak_ptr<OffloadedActivation>>>
       here_;
   std::unordered_map<ChunkId, std::weak_ptr<OffloadedActivation>> away_;
-  std::map<std::uint64_t, std::set<ChunkId>> unused_;  ///< by bytes
+  std::map<std::uint64_t, std::set<ChunkId>> gone_;  ///< ids of chunks that were removed, by bytes
   bool has_warned_ = false;
 };
 

@@ -70,6 +70,12 @@ class Allocator final : public c10::Allocator {
 
 Allocator* installed = nullptr;
 
+void end(Header* header) noexcept {
+  header->~Header();
+  // Whoever gets this memory next may not be us. Volatile: to a compiler, bytes that no object has are never read.
+  *reinterpret_cast<volatile std::uintptr_t*>(header) = 0;
+}
+
 void free_block(void* data) {
   if (data == nullptr) {
     return;
@@ -78,10 +84,16 @@ void free_block(void* data) {
   const std::shared_ptr<BlockSource> source = std::move(header->source);
   const std::uint64_t bytes = header->bytes;
   const Kind kind = header->kind;
-  header->~Header();
-  // Whoever gets this memory next may not be us. Volatile: to a compiler, bytes that no object has are never read.
-  *reinterpret_cast<volatile std::uintptr_t*>(header) = 0;
+  end(header);
   source->give_back(reinterpret_cast<std::byte*>(header), bytes, kind);
+}
+
+c10::DataPtr with_header(std::byte* block, const std::shared_ptr<BlockSource>& source, std::uint64_t bytes, Kind kind,
+                         c10::Device device) noexcept {
+  auto* header = new (block) Header{0, source, bytes, kind};
+  void* data = header + 1;
+  header->mark = mark_of(data);
+  return {data, data, &free_block, device};
 }
 
 /// A block on a device whose memory the CPU does not reach.
@@ -151,12 +163,30 @@ c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint
   if (!device.is_cpu()) {
     return allocate_far(source, bytes, kind, device);
   }
-  const std::uint64_t whole = bytes + sizeof(Header);
-  std::byte* block = source->take(whole, kind);
-  auto* header = new (block) Header{0, source, whole, kind};
-  void* data = header + 1;
-  header->mark = mark_of(data);
-  return {data, data, &free_block, device};
+  const std::uint64_t whole = block_bytes(bytes);
+  return with_header(source->take(whole, kind), source, whole, kind, device);
+}
+
+std::uint64_t block_bytes(std::uint64_t data_bytes) noexcept { return data_bytes + sizeof(Header); }
+
+std::optional<TakenBlock> take_block(const std::shared_ptr<BlockSource>& source, std::uint64_t data_bytes,
+                                     c10::DataPtr& data) noexcept {
+  if (data.get_context() == nullptr || data.get_deleter() != &free_block) {
+    return std::nullopt;
+  }
+  Header* const header = header_of(data.get_context());
+  if (header->source != source || header->bytes != block_bytes(data_bytes)) {
+    return std::nullopt;
+  }
+  data.release_context();
+  data.clear();
+  const TakenBlock block{reinterpret_cast<std::byte*>(header), header->bytes, sizeof(Header), header->kind};
+  end(header);
+  return block;
+}
+
+c10::DataPtr put_back_block(const std::shared_ptr<BlockSource>& source, const TakenBlock& block) noexcept {
+  return with_header(block.memory, source, block.bytes, block.kind, c10::DeviceType::CPU);
 }
 
 std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept {

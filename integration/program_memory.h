@@ -48,6 +48,22 @@ c10::DataPtr allocate_from(const std::shared_ptr<BlockSource>& source, std::uint
 std::uint64_t bytes_counted_by(const BlockSource& source, const c10::DataPtr& data) noexcept;
 /// What the block behind `data` is counted as; nothing if no source gave it.
 std::optional<Kind> kind_of(const c10::DataPtr& data) noexcept;
+/// A block of the program's that is not one any more; still counted as it was.
+struct TakenBlock {
+  std::byte* memory = nullptr;  ///< as BlockSource::take returned it
+  std::uint64_t bytes = 0;      ///< as it was asked for
+  std::uint64_t offset = 0;     ///< of the data in it
+  Kind kind = Kind::other;
+};
+
+/// What a block of so much data that the CPU reaches asks of its source.
+std::uint64_t block_bytes(std::uint64_t data_bytes) noexcept;
+/// Takes the block behind `data`, which is left without one. Nothing, and `data` as it was, if it is not one of
+/// `source` of exactly so much data, or the CPU does not reach it.
+std::optional<TakenBlock> take_block(const std::shared_ptr<BlockSource>& source, std::uint64_t data_bytes,
+                                     c10::DataPtr& data) noexcept;
+/// The contrary.
+c10::DataPtr put_back_block(const std::shared_ptr<BlockSource>& source, const TakenBlock& block) noexcept;
 /// An ordinary block, of LibTorch's previous allocator; uncounted.
 c10::DataPtr allocate_ordinary(std::uint64_t bytes, c10::Device device = c10::DeviceType::CPU);
 

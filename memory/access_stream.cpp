@@ -64,12 +64,18 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& devi
                   .nvme_depth = options.nvme_depth,
                   .staging_blocks_each_way = options.staging_blocks_each_way}) {}
 
-ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
-  const ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
+ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home,
+                                const ChunkOptions& options) {
+  ChunkInfo info{.kind = kind, .index = index, .bytes = bytes, .home = home, .room_bytes = room_bytes(bytes)};
+  std::uint64_t& device_room = info.room_bytes[index_of(Tier::device)];
+  device_room = std::max(device_room, options.device_room_bytes);
   Request request;
   request.new_chunk = info;
   {
     Lock lock(mutex_);
+    if (options.in_place_of && policy_.is_gone(*options.in_place_of)) {
+      request.in_place_of = options.in_place_of;
+    }
     ask(request, lock, AccessOrigin::program);
     places_.add_chunk(request.chunk, info);
   }
@@ -88,6 +94,28 @@ void AccessStream::set_space_aside(ChunkId chunk, std::uint64_t bytes) {
     remove_chunk(chunk);
     throw;
   }
+}
+
+bool AccessStream::adopt(ChunkId chunk, const Allocation& allocation, std::uint64_t offset, Kind counted_as) {
+  {
+    const Lock lock(mutex_);
+    if (policy_.failure()) {
+      std::rethrow_exception(policy_.failure());
+    }
+    places_.adopt(chunk, allocation, offset);
+    try {
+      if (!policy_.adopt(chunk, counted_as)) {
+        places_.adopt(chunk, {}, 0);
+        return false;
+      }
+    } catch (...) {
+      places_.adopt(chunk, {}, 0);
+      throw;
+    }
+    carry_out(lock);
+  }
+  sample_usage();
+  return true;
 }
 
 Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin) {

@@ -94,9 +94,23 @@ class AccessStream {
   AccessStream(const AccessStream&) = delete;
   AccessStream& operator=(const AccessStream&) = delete;
 
-  /// Registers a chunk, which until it is written reads as zeros, one of gradients as anything. Throws OutOfMemory if
-  /// it cannot rest at `home`, and IoError where that is a drive that has no space for it.
-  ChunkId add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home);
+  /// Registers a chunk, which until it is written reads as zeros, one of gradients or activations as anything. Throws
+  /// OutOfMemory if it cannot rest at `home`, and IoError where that is a drive that has no space for it.
+  ChunkId add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home) {
+    return add_chunk(kind, index, bytes, home, ChunkOptions{});
+  }
+  struct ChunkOptions {
+    /// One of the same kind, size and home that was removed: the new chunk takes its id, and with that its place in
+    /// what is known of the future. Where something of it is left still, the new one gets an id of its own.
+    std::optional<ChunkId> in_place_of;
+    /// What a copy takes from the device's budget, where that is more than a slot.
+    std::uint64_t device_room_bytes = 0;
+  };
+  ChunkId add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home, const ChunkOptions& options);
+  /// The program has made the bytes of a chunk that has none, `offset` bytes into memory that it has allocated on the
+  /// device, of the size that the chunk was given as `device_room_bytes`; it was counted as `counted_as`. The chunk
+  /// lies there from now on, and gives that memory back. False, and nothing else, where chunks may not take so much.
+  bool adopt(ChunkId chunk, const Allocation& allocation, std::uint64_t offset, Kind counted_as);
 
   /// Waits until every operand is at its tier and pins it there. Throws OutOfMemory (nothing more can
   /// leave), IoError or CorruptData (its bytes could not be brought), LogicError (a chunk is wanted on a

@@ -10,7 +10,8 @@
 
 namespace terrace {
 
-/// A chunk's stable name: dense, given in the order of registration, never reused.
+/// A chunk's stable name: dense, given in the order of registration. That of a chunk which has been removed may be
+/// given to another of the same kind, size and home only.
 using ChunkId = std::uint32_t;
 
 /// A chunk: a run of bytes of one kind, the unit of residency and movement. Chunks of one index across
@@ -25,9 +26,9 @@ struct ChunkInfo {
   std::array<std::uint64_t, tier_count> room_bytes{};
 };
 
-/// Whether a chunk that has no bytes reads as zeros. A gradient is written as a whole before any of it is read, so what
-/// its chunk begins with is not worth the memory's time.
-constexpr bool begins_as_zeros(Kind kind) { return kind != Kind::gradient; }
+/// Whether a chunk that has no bytes reads as zeros. Gradients and activations are written as a whole before any of
+/// them is read, so what their chunks begin with is not worth the memory's time.
+constexpr bool begins_as_zeros(Kind kind) { return kind != Kind::gradient && kind != Kind::activation; }
 
 /// As a message names it: "parameter chunk 7".
 inline std::string describe(const ChunkInfo& info) {

@@ -5,6 +5,7 @@
 #include "base/error.h"
 
 namespace terrace {
+
 ChunkPlaces::~ChunkPlaces() {
   for (ChunkId id = 0; id < places_.size(); ++id) {
     for (const Tier tier : all_tiers) {
@@ -28,14 +29,34 @@ void ChunkPlaces::add_chunk(ChunkId id, const ChunkInfo& info) {
   places_[id]->info = info;
 }
 
+void ChunkPlaces::adopt(ChunkId id, const Allocation& allocation, std::uint64_t offset) {
+  ChunkPlace& place = *places_.at(id);
+  if (allocation.memory == nullptr) {
+    place.adopted = {};
+    place.device = nullptr;
+    return;
+  }
+  if (place.device != nullptr) {
+    throw LogicError(describe(place.info) + " is given memory on the device, and has some");
+  }
+  if (device_.allocation_bytes(allocation.bytes) != place.info.room_bytes[index_of(Tier::device)]) {
+    throw LogicError(describe(place.info) + " is given memory of another size than it was promised");
+  }
+  place.adopted = allocation;
+  place.device = allocation.memory + offset;
+}
+
 void ChunkPlaces::vacate(const Vacate& vacate) {
   ChunkPlace& place = *places_[vacate.chunk];
   switch (vacate.tier) {
     case Tier::device:
-      if (place.device != nullptr) {
+      if (place.adopted.memory != nullptr) {
+        device_.deallocate(place.adopted.memory, place.adopted.bytes);
+      } else if (place.device != nullptr) {
         device_.unmap_slot(place.device, place.info.bytes);
-        place.device = nullptr;
       }
+      place.device = nullptr;
+      place.adopted = {};
       break;
     case Tier::host:
       arena_.free(place.host);

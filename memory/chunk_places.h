@@ -23,10 +23,17 @@
 
 namespace terrace {
 
+/// Memory of the device that the program has allocated (see Device::allocate).
+struct Allocation {
+  std::byte* memory = nullptr;
+  std::uint64_t bytes = 0;
+};
+
 /// The physical copies of one chunk; empty where there is none.
 struct ChunkPlace {
   ChunkInfo info;
   std::byte* device = nullptr;
+  Allocation adopted;                 // what `device` lies in, where that is no slot
   std::vector<std::byte*> host;       // granules, in order
   std::vector<ExtentId> nvme;         // extents of a granule's size, in order
   std::vector<ExtentId> bad_extents;  // those of them that could not be written
@@ -50,6 +57,8 @@ class ChunkPlaces {
   /// Where the chunk, which has none yet, is on NVMe.
   void set_extents(ChunkId id, std::vector<ExtentId> extents) { places_.at(id)->nvme = std::move(extents); }
   const ChunkPlace& place(ChunkId id) const { return *places_.at(id); }
+  /// The chunk, which has no place on the device, has one there from now on; without memory, it has none any more.
+  void adopt(ChunkId id, const Allocation& allocation, std::uint64_t offset);
   void vacate(const Vacate& vacate);
 
   /// The movement of a whole chunk, which takes the room it needs; all but `done`.

@@ -207,6 +207,25 @@ void Policy::remove(ChunkId id) {
   discard(id);
 }
 
+bool Policy::adopt(ChunkId id, Kind counted_as) {
+  Residency& chunk = chunks_.at(id);
+  if (chunk.has_bytes() || chunk.in_flight() || chunk.pinned() || chunk.removed || chunk.info().home == Tier::device) {
+    throw LogicError("policy: " + describe(chunk.info()) + " is to have bytes that it has already, or cannot have");
+  }
+  const std::uint64_t room = chunk.info().room_bytes[index_of(Tier::device)];
+  if (chunk_bytes_[index_of(Tier::device)] + room > device_chunk_limit_) {
+    return false;
+  }
+  budgets_[index_of(Tier::device)]->recount(counted_as, chunk.info().kind, room);
+  take_counted_room(id, Tier::device);
+  chunk.step(Tier::device, CopyStep::arrive);
+  chunk.step(Tier::device, CopyStep::arrived);
+  chunk.at(Tier::device).last_use = ++clock_;
+  clean_if_done_with(id);
+  advance();
+  return true;
+}
+
 std::exception_ptr Policy::removed_error(ChunkId id) const {
   return std::make_exception_ptr(LogicError(describe(chunks_[id].info()) + " is wanted and has been removed"));
 }

@@ -26,6 +26,9 @@
 /// their room is needed: to a home on the host, or to the host on their way to NVMe. There they stay until their room
 /// is needed, so that what is needed first need not be written and read.
 ///
+/// An activation, which the program has made and will read but once, leaves the device at once in the same way, and a
+/// copy of it stays there until its room is wanted.
+///
 /// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all
 /// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
 /// refused with that error.
@@ -61,6 +64,7 @@ struct Request {
   std::span<const ChunkAccess> accesses;
   bool in_schedule = true;             ///< whether it is recorded, and what comes after it in the schedule is expected
   std::optional<ChunkInfo> new_chunk;  ///< to be registered, once there is room for it at home
+  std::optional<ChunkId> in_place_of;  ///< whose id it takes: one that is gone
   ChunkId chunk = 0;                   ///< its id, when granted
   /// Nobody waits for it yet (see `Policy::set_updates_awaited`): it takes no room of what is used sooner than what it
   /// is for, and waits until such is used.
@@ -119,8 +123,12 @@ class Policy {
   /// A write that comes first takes the word back.
   void discard(ChunkId chunk);
   /// The chunk is no more: as soon as nobody uses it, its room is given up on every tier, at home too. Nobody may ask
-  /// for it again; its id is not given to another.
+  /// for it again, unless its id is given to another, once it is gone.
   void remove(ChunkId chunk);
+  /// The program has made the chunk's bytes, which nothing holds yet, in memory that is counted as its own: its copy on
+  /// the device is that memory from now on, and no transfer brings it. False, and nothing else, where chunks may not
+  /// take so much of the device.
+  bool adopt(ChunkId chunk, Kind counted_as);
   /// A pass of the program begins, or goes on if its key is that of the pass that runs.
   void begin_pass(ScheduleBook::Key key);
   /// The program's step ends: the next pass is taken to be like the last.
@@ -146,6 +154,8 @@ class Policy {
 
   std::size_t chunk_count() const noexcept { return chunks_.size(); }
   const Residency& chunk(ChunkId id) const { return chunks_.at(id); }
+  /// Whether the chunk was removed and nothing is left of it.
+  bool is_gone(ChunkId id) const;
   const Forecast& forecast(Tier tier) const noexcept { return lanes_[index_of(tier)].forecast; }
   /// Transfers that were started because somebody waited for the bytes on the device.
   std::uint64_t demand_fetches() const noexcept { return demand_fetches_; }
@@ -209,7 +219,9 @@ class Policy {
   /// Takes the room that a request without accesses is for, if it is free.
   bool try_take_room(Request& request);
   bool try_take_room(ChunkId id, Tier tier);
-  std::optional<ChunkId> try_add_chunk(const ChunkInfo& info);
+  /// Room that is counted in the tier's budget becomes the chunk's.
+  void take_counted_room(ChunkId id, Tier tier);
+  std::optional<ChunkId> try_add_chunk(const ChunkInfo& info, std::optional<ChunkId> in_place_of = std::nullopt);
   void look_ahead(Tier tier);
   /// Fills chunks on the device that begin without bytes soon.
   void fill_ahead();
@@ -242,7 +254,8 @@ class Policy {
   /// for their update, or are on their way to the host first.
   std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
-  /// Whether the copy on the device is the only one, and the program has no further use of it in this pass.
+  /// Whether the copy on the device is the only one, and the program has no further use of it in this pass, or it is an
+  /// activation's.
   bool is_done_with(ChunkId id) const;
   /// Has such a copy leave a second one, so that its room can be given up at once when it is wanted: at home, or where
   /// that is NVMe on the host, if there is room that nothing sooner needs.

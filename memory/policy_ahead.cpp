@@ -15,6 +15,10 @@ constexpr std::size_t fills_ahead = 16;
 /// And so far is looked for such chunks.
 constexpr std::size_t entries_looked_at = 64;
 
+/// Of a chunk without bytes: what is read before it was written is brought by the program, in memory of its own (see
+/// Policy::adopt).
+bool is_written_first(const Schedule::Entry& entry) { return entry.mode == Access::write; }
+
 }  // namespace
 
 void Policy::announce(std::vector<ChunkId> chunks) {
@@ -153,7 +157,8 @@ void Policy::fill_ahead() {
     if (wanted_ahead(id, Tier::device) && chunks_[id].at(Tier::device).state == CopyState::absent) {
       return;  // what is needed sooner has the room
     }
-    if (!chunks_[id].has_bytes() && !chunks_[id].in_flight() && can_come_ahead(id, Tier::device) &&
+    if (!chunks_[id].has_bytes() && is_written_first((*schedule)[at]) && !chunks_[id].in_flight() &&
+        can_come_ahead(id, Tier::device) &&
         !fetch_ahead(id, Tier::device, at, distance_of_position(at, Tier::device))) {
       return;
     }
@@ -210,7 +215,8 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
   std::uint64_t room = 0;
   for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
     const ChunkId id = schedule[at].chunk;
-    const bool begins_anew = !chunks_[id].has_bytes() || chunks_[id].discard_when_idle;
+    const bool begins_anew =
+        (!chunks_[id].has_bytes() || chunks_[id].discard_when_idle) && is_written_first(schedule[at]);
     const bool comes = tier == Tier::device && (chunks_[id].update_queued || comes_by_host(id));
     if ((begins_anew || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {

@@ -108,7 +108,7 @@ bool Policy::try_take_room(Request& request) {
   if (!request.new_chunk) {
     return budgets_[index_of(request.program_tier)]->try_reserve(request.program_kind, request.program_bytes);
   }
-  const std::optional<ChunkId> id = try_add_chunk(*request.new_chunk);
+  const std::optional<ChunkId> id = try_add_chunk(*request.new_chunk, request.in_place_of);
   request.chunk = id.value_or(0);
   return id.has_value();
 }

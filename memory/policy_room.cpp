@@ -25,6 +25,14 @@ bool Policy::try_take_room(ChunkId id, Tier tier) {
   if (!budgets_[at]->try_reserve(chunk.info().kind, room)) {
     return false;
   }
+  take_counted_room(id, tier);
+  return true;
+}
+
+void Policy::take_counted_room(ChunkId id, Tier tier) {
+  Residency& chunk = chunks_[id];
+  const std::size_t at = index_of(tier);
+  const std::uint64_t room = chunk.info().room_bytes[at];
   chunk_bytes_[at] += room;
   peak_chunk_bytes_[at] = std::max(peak_chunk_bytes_[at], chunk_bytes_[at]);
   chunk.step(tier, CopyStep::reserve);
@@ -33,17 +41,29 @@ bool Policy::try_take_room(ChunkId id, Tier tier) {
   } else {
     budgets_[at]->hold(room);
   }
-  return true;
 }
 
-std::optional<ChunkId> Policy::try_add_chunk(const ChunkInfo& info) {
-  const auto id = static_cast<ChunkId>(chunks_.size());
-  chunks_.emplace_back(info);
+std::optional<ChunkId> Policy::try_add_chunk(const ChunkInfo& info, std::optional<ChunkId> in_place_of) {
+  const ChunkId id = in_place_of.value_or(static_cast<ChunkId>(chunks_.size()));
+  if (id == chunks_.size()) {
+    chunks_.emplace_back(info);
+  } else {
+    chunks_.at(id) = Residency(info);
+  }
   if (try_take_room(id, info.home)) {
     return id;
   }
-  chunks_.pop_back();
+  if (in_place_of) {
+    chunks_[id].removed = true;
+  } else {
+    chunks_.pop_back();
+  }
   return std::nullopt;
+}
+
+bool Policy::is_gone(ChunkId id) const {
+  const Residency& chunk = chunks_.at(id);
+  return chunk.removed && !chunk.discard_when_idle;
 }
 
 bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {

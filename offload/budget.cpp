@@ -26,22 +26,35 @@ bool Budget::try_reserve(Kind kind, std::uint64_t bytes) noexcept {
   raise_to(total_.peak, before + bytes);
   raise_to(step_peak_, before + bytes);
   raise_to(sample_peak_, before + bytes);
+  add(kind, bytes);
+  return true;
+}
+
+void Budget::release(Kind kind, std::uint64_t bytes) noexcept {
+  subtract(kind, bytes);
+  total_.now.fetch_sub(bytes, std::memory_order_acq_rel);
+}
+
+void Budget::recount(Kind from, Kind to, std::uint64_t bytes) noexcept {
+  subtract(from, bytes);
+  add(to, bytes);
+}
+
+void Budget::add(Kind kind, std::uint64_t bytes) noexcept {
   Gauge& gauge = kinds_[index_of(kind)];
   raise_to(gauge.peak, gauge.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
   if (!is_chunk_kind(kind)) {
     raise_to(program_peak_, program_now_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
     hold(bytes);
   }
-  return true;
 }
 
-void Budget::release(Kind kind, std::uint64_t bytes) noexcept {
+void Budget::subtract(Kind kind, std::uint64_t bytes) noexcept {
   kinds_[index_of(kind)].now.fetch_sub(bytes, std::memory_order_relaxed);
   if (!is_chunk_kind(kind)) {
     program_now_.fetch_sub(bytes, std::memory_order_relaxed);
     let_go(bytes);
   }
-  total_.now.fetch_sub(bytes, std::memory_order_acq_rel);
 }
 
 std::uint64_t Budget::take_step_peak() noexcept {

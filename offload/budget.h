@@ -35,6 +35,9 @@ class Budget {
   /// Gives back bytes reserved as `kind`.
   void release(Kind kind, std::uint64_t bytes) noexcept;
 
+  /// Bytes reserved as `from` are of another kind from now on.
+  void recount(Kind from, Kind to, std::uint64_t bytes) noexcept;
+
   /// The highest use since the last call, for figures by step.
   std::uint64_t take_step_peak() noexcept;
 
@@ -65,6 +68,10 @@ class Budget {
     std::atomic<std::uint64_t> now{0};
     std::atomic<std::uint64_t> peak{0};
   };
+
+  /// All counts but the total.
+  void add(Kind kind, std::uint64_t bytes) noexcept;
+  void subtract(Kind kind, std::uint64_t bytes) noexcept;
 
   const Tier tier_;
   const std::uint64_t capacity_;

@@ -30,7 +30,7 @@ constexpr std::size_t index_of(Kind kind) noexcept { return static_cast<std::siz
 constexpr std::size_t index_of(Link link) noexcept { return static_cast<std::size_t>(link); }
 
 /// Whether bytes of this kind live in chunks; the others are the program's own tensors and what else a tier holds.
-constexpr bool is_chunk_kind(Kind kind) noexcept { return kind <= Kind::variance; }
+constexpr bool is_chunk_kind(Kind kind) noexcept { return kind <= Kind::activation; }
 
 constexpr std::string_view name_of(Tier tier) noexcept {
   constexpr std::array<std::string_view, tier_count> names{"device", "host", "nvme"};

@@ -67,8 +67,6 @@ std::string memory_table(const MemoryUsage& usage, Looks looks) {
 std::string needed_text(const Report& report) {
   if (report.tokens == 0) return "";
   const MemoryUsage& usage = report.usage;
-  // With less room on the device fewer activations are there at a time.
-  const bool is_exact = report.device_is_emulated && !report.activations_leave;
   const auto setting = [&](Tier tier) {
     const std::string exactly = format_bytes_exactly(usage.needed(tier));
     const std::string roughly = format_bytes(usage.needed(tier));
@@ -76,7 +74,8 @@ std::string needed_text(const Report& report) {
            (roughly == exactly ? "" : " (" + roughly + ")");
   };
   return "this run needs " + setting(Tier::device) +
-         (is_exact ? ", not a byte less, with placement.chunk = \"" : " or less, with placement.chunk = \"") +
+         (report.device_is_emulated ? ", not a byte less, with placement.chunk = \""
+                                    : " or less, with placement.chunk = \"") +
          format_bytes_exactly(usage.chunk_bytes) + "\"; " + setting(Tier::host) + " is enough\n";
 }
 

@@ -45,7 +45,6 @@ struct Report {
   int threads = 1;                                   ///< that compute used
   std::optional<std::uint64_t> peak_resident_bytes;  ///< that the process held at one time, whatever they were for
   bool device_is_emulated = true;
-  bool activations_leave = false;  ///< the device, for the host or NVMe
   MemoryUsage usage;
   std::array<std::uint64_t, link_count> moved_in_steps{};  ///< bytes; what came after the last step moved more
   std::optional<Account> account;                          ///< where managed and a step was made

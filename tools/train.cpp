@@ -270,8 +270,6 @@ bool train(const TrainOptions& options) {
   report.usage = training.usage();
   report.peak_resident_bytes = peak_resident_bytes();
   report.device_is_emulated = training.device().is_cpu();
-  const std::string& activations = config.placement.activations;
-  report.activations_leave = activations == "host" || activations == "nvme";
   if (report.managed && report.tokens > 0) report.account = account_of(facts_of(report, config));
   std::fputs((options.json ? to_json(report) + "\n" : to_text(report, looks_of(stdout))).c_str(), stdout);
   std::fflush(stdout);

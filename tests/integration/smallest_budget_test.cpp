@@ -109,6 +109,21 @@ const std::vector<Program> programs{
        train_on<Recurrent>(world, {8, 4, 48}, 2);
      },
      "", true},
+    {"convolutions_whose_activations_rest_on_the_host",
+     [](SessionWorld& world) {
+       train_on<ConvolutionNet>(world, {8, 3, 16, 16}, 2);
+     },
+     "placement.activations = \"host\"\n"},
+    {"convolutions_whose_activations_rest_on_nvme",
+     [](SessionWorld& world) {
+       train_on<ConvolutionNet>(world, {8, 3, 16, 16}, 2);
+     },
+     "placement.activations = \"nvme\"\n", true},
+    {"lstm_whose_activations_rest_on_the_host",
+     [](SessionWorld& world) {
+       train_on<Recurrent>(world, {64, 16, 48}, 2);
+     },
+     "placement.activations = \"host\"\n"},
     {"tied_weights",
      [](SessionWorld& world) {
        train_on<Tied>(world, {16, 64}, 2);

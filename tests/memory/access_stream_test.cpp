@@ -172,8 +172,8 @@ TEST_F(AccessStreamTest, kinds_sum_to_the_tier_and_peaks_are_remembered) {
   const ChunkId chunk = add(world, host, Kind::momentum);
   write_at(world, chunk, device, 1);
   world.stream.step_mark();
-  world.stream.allocate(3 * granule, Kind::activation);
-  world.stream.free(3 * granule, Kind::activation);
+  world.stream.allocate(3 * granule, Kind::other);
+  world.stream.free(3 * granule, Kind::other);
   world.stream.step_mark();
   const MemoryUsage usage = world.stream.usage();
   EXPECT_EQ(usage.now(device), granule);
@@ -181,7 +181,7 @@ TEST_F(AccessStreamTest, kinds_sum_to_the_tier_and_peaks_are_remembered) {
   EXPECT_EQ(usage.peak(device), 4 * granule);
   EXPECT_EQ(usage.step_peak(device), 4 * granule);
   EXPECT_EQ(usage.chunk_peak(device), granule);
-  EXPECT_EQ(usage.peak(device, Kind::activation), 3 * granule);
+  EXPECT_EQ(usage.peak(device, Kind::other), 3 * granule);
   EXPECT_EQ(usage.now(host, Kind::other), TransferService::staging_blocks * granule) << "staging";
   for (const Tier tier : all_tiers) {
     std::uint64_t sum = 0;
@@ -235,9 +235,9 @@ TEST_F(AccessStreamTest, waiting_is_counted_by_its_cause) {
   EXPECT_GT(stalled(world, StallCause::nvme_to_host), 0);
   EXPECT_EQ(stalled(world, StallCause::device_room), 0);
   write_at(world, chunk, device, 3);
-  world.stream.allocate(granule, Kind::activation);
+  world.stream.allocate(granule, Kind::other);
   EXPECT_GT(stalled(world, StallCause::device_room), 0);
-  world.stream.free(granule, Kind::activation);
+  world.stream.free(granule, Kind::other);
   const MemoryUsage usage = world.stream.usage();
   double sum = 0;
   for (const double seconds : usage.stall_seconds_by_cause) sum += seconds;
@@ -275,10 +275,10 @@ TEST_F(AccessStreamTest, what_computation_uses_leaves_the_device_after_it) {
   write_at(world, chunk, device, 1);
   EmulatedComputation::of_this_process().queue(0.03);
   const std::int64_t ends_ns = EmulatedComputation::of_this_process().ends_ns();
-  world.stream.allocate(granule, Kind::activation);
+  world.stream.allocate(granule, Kind::other);
   EXPECT_GE(monotonic_ns(), ends_ns);
   EXPECT_TRUE(reads_at(world, chunk, host, 1));
-  world.stream.free(granule, Kind::activation);
+  world.stream.free(granule, Kind::other);
 }
 
 TEST_F(AccessStreamTest, tensors_of_the_program_have_chunks_leave) {
@@ -288,13 +288,13 @@ TEST_F(AccessStreamTest, tensors_of_the_program_have_chunks_leave) {
   write_at(world, clean, host, 1);
   EXPECT_TRUE(reads_at(world, clean, device, 1));
   write_at(world, dirty, device, 2);
-  world.stream.allocate(2 * granule, Kind::activation);
+  world.stream.allocate(2 * granule, Kind::other);
   EXPECT_EQ(world.state(clean, device), CopyState::absent);
   EXPECT_EQ(world.state(dirty, device), CopyState::absent);
   std::byte* tensor = world.device.allocate(2 * granule);
   std::memset(tensor, 1, 2 * granule);
   world.device.deallocate(tensor, 2 * granule);
-  world.stream.free(2 * granule, Kind::activation);
+  world.stream.free(2 * granule, Kind::other);
   EXPECT_TRUE(reads_at(world, clean, device, 1));
   EXPECT_TRUE(reads_at(world, dirty, device, 2));
 }
@@ -303,13 +303,13 @@ TEST_F(AccessStreamTest, a_tensor_is_refused_when_nothing_can_leave) {
   StreamWorld world(sizes(2, 2, 2));
   const ChunkId pinned = add(world, host);
   Pin pin = world.acquire(pinned, device, write);
-  const std::string text = thrown_text<OutOfMemory>([&] { world.stream.allocate(2 * granule, Kind::activation); });
+  const std::string text = thrown_text<OutOfMemory>([&] { world.stream.allocate(2 * granule, Kind::other); });
   EXPECT_THAT(text, HasSubstr("parameter 16KiB"));
   EXPECT_THAT(text, HasSubstr("raise device.memory to at least 48KiB"));
   pin.release();
-  world.stream.allocate(2 * granule, Kind::activation);
+  world.stream.allocate(2 * granule, Kind::other);
   EXPECT_THROW(world.acquire(pinned, device), OutOfMemory) << "and the other way round";
-  world.stream.free(2 * granule, Kind::activation);
+  world.stream.free(2 * granule, Kind::other);
   world.check_invariants();
 }
 
@@ -357,9 +357,9 @@ TEST_F(AccessStreamTest, who_waits_is_served_while_another_threads_transfer_is_s
   // Two threads want room, for which both chunks have to be written back.
   const std::uint64_t written = world.engine.seen(IoOperation::Direction::write);
   world.engine.hold_writes();
-  auto large = std::async(std::launch::async, [&] { world.stream.allocate(2 * granule, Kind::activation); });
+  auto large = std::async(std::launch::async, [&] { world.stream.allocate(2 * granule, Kind::other); });
   while (world.engine.seen(IoOperation::Direction::write) < written + 2) std::this_thread::yield();
-  auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::activation); });
+  auto small = std::async(std::launch::async, [&] { world.stream.allocate(granule, Kind::other); });
   world.engine.let_through(1);
   const auto left = [&](ChunkId chunk) { return world.state(chunk, device) == CopyState::absent; };
   while (!left(first) && !left(second)) std::this_thread::yield();

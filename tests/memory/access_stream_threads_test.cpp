@@ -189,7 +189,7 @@ class Worker {
   bool allocate_tensor() {
     const std::uint64_t bytes = 1 + below(largest_tensor);
     try {
-      world_.stream.allocate(world_.device.allocation_bytes(bytes), Kind::activation);
+      world_.stream.allocate(world_.device.allocation_bytes(bytes), Kind::other);
     } catch (const OutOfMemory& error) {
       ++refused_;
       last_refusal_ = error.what();
@@ -208,7 +208,7 @@ class Worker {
       EXPECT_EQ(std::to_integer<int>(tensor.memory[at]), tensor.value) << "thread " << number_ << ": a tensor changed";
     }
     world_.device.deallocate(tensor.memory, tensor.bytes);
-    world_.stream.free(world_.device.allocation_bytes(tensor.bytes), Kind::activation);
+    world_.stream.free(world_.device.allocation_bytes(tensor.bytes), Kind::other);
     return true;
   }
 
@@ -351,7 +351,7 @@ Outcome run_threads(const Setting& setting, std::uint64_t seed) {
   const MemoryUsage usage = world.stream.usage();
   for (const Tier tier : all_tiers) EXPECT_LE(usage.peak(tier), usage.capacity(tier)) << name_of(tier);
   for (const Link link : all_links) EXPECT_GT(usage.moved(link), 0u) << name_of(link);
-  EXPECT_EQ(usage.now(Tier::device, Kind::activation), 0u);
+  EXPECT_EQ(usage.now(Tier::device, Kind::other), 0u);
   EXPECT_EQ(usage.now(Tier::host, Kind::other), TransferService::staging_blocks * granule);
   Outcome outcome;
   for (const Worker& worker : workers) {

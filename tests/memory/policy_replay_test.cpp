@@ -196,7 +196,7 @@ class Replay {
 
   bool allocate() {
     const std::uint64_t most = driver_.budget(Tier::device).capacity() / 4;
-    waiting_.push_back(&driver_.allocate(1 + below(most), chance(500) ? Kind::activation : Kind::other));
+    waiting_.push_back(&driver_.allocate(1 + below(most), chance(500) ? Kind::buffer : Kind::other));
     return true;
   }
 

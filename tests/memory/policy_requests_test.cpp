@@ -35,7 +35,7 @@ TEST(Policy, is_refused_when_only_pinned_copies_are_left) {
   // Who holds what, what cannot leave, and the smallest setting that is enough.
   EXPECT_THAT(refused.error_text(), HasSubstr("device: 2MiB for parameter chunk 2 do not fit"));
   EXPECT_THAT(refused.error_text(), HasSubstr("momentum 1MiB"));
-  EXPECT_THAT(refused.error_text(), HasSubstr("activation 1MiB"));
+  EXPECT_THAT(refused.error_text(), HasSubstr("other 1MiB"));
   EXPECT_THAT(refused.error_text(), HasSubstr("2MiB of it cannot leave now"));
   EXPECT_THAT(refused.error_text(), HasSubstr("raise device.memory to at least 4MiB"));
   EXPECT_TRUE(holder.granted());
@@ -216,7 +216,7 @@ TEST(Policy, a_tensor_of_the_program_is_served_by_evicting_chunks) {
   EXPECT_TRUE(tensor.granted());
   EXPECT_THAT(world.take_actions(),
               UnorderedElementsAre(vacates(clean, device), moves(dirty, device, host), vacates(dirty, device)));
-  EXPECT_EQ(world.budget(device).used(Kind::activation), 2 * MiB);
+  EXPECT_EQ(world.budget(device).used(Kind::other), 2 * MiB);
   EXPECT_EQ(world.policy().chunk_bytes(device), 0u);
 }
 

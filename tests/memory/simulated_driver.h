@@ -124,7 +124,7 @@ class SimulatedDriver {
     return submit(call);
   }
 
-  Call& allocate(std::uint64_t bytes, Kind kind = Kind::activation) {
+  Call& allocate(std::uint64_t bytes, Kind kind = Kind::other) {
     Call& call = new_call();
     call.request.program_bytes = bytes;
     call.request.program_kind = kind;

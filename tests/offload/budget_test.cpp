@@ -52,10 +52,10 @@ TEST(Budget, what_is_needed_is_the_most_that_could_not_leave_at_one_moment) {
   ASSERT_TRUE(budget.try_reserve(Kind::parameter, 60));
   EXPECT_EQ(budget.needed(), 0u) << "a chunk can leave";
   budget.hold(20);
-  ASSERT_TRUE(budget.try_reserve(Kind::activation, 15));
+  ASSERT_TRUE(budget.try_reserve(Kind::buffer, 15));
   EXPECT_EQ(budget.held(), 35u);
   budget.let_go(20);
-  budget.release(Kind::activation, 10);
+  budget.release(Kind::buffer, 10);
   EXPECT_EQ(budget.held(), 5u);
   ASSERT_TRUE(budget.try_reserve(Kind::other, 25));
   EXPECT_FALSE(budget.try_reserve(Kind::other, 25));
@@ -75,6 +75,20 @@ TEST(Budget, kinds_sum_to_what_is_used) {
   EXPECT_EQ(sum_of_kinds(budget), budget.used());
   budget.release(Kind::activation, 5);
   EXPECT_EQ(sum_of_kinds(budget), budget.used());
+}
+
+TEST(Budget, what_is_counted_anew_is_used_as_before_but_of_another_kind) {
+  Budget budget(Tier::device, 100);
+  ASSERT_TRUE(budget.try_reserve(Kind::other, 30));
+  ASSERT_EQ(budget.take_program_peak(), 30u);
+  budget.recount(Kind::other, Kind::activation, 20);
+  EXPECT_EQ(budget.used(Kind::other), 10u);
+  EXPECT_EQ(budget.used(Kind::activation), 20u);
+  EXPECT_EQ(budget.used(), 30u);
+  EXPECT_EQ(budget.peak(), 30u) << "at no moment was it counted twice";
+  EXPECT_EQ(budget.held(), 10u) << "a chunk can leave";
+  EXPECT_EQ(budget.take_program_peak(), 30u) << "of which it was until now";
+  EXPECT_EQ(budget.take_program_peak(), 10u);
 }
 
 TEST(Budget, peaks_are_the_highest_use_of_the_tier_and_of_each_kind) {

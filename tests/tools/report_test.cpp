@@ -63,9 +63,6 @@ TEST(Report, says_what_budgets_would_have_done) {
                         "placement.chunk = \"4MiB\"; host.memory = \"178MiB\" is enough\n"));
   report.device_is_emulated = false;
   EXPECT_THAT(to_text(report), HasSubstr("(38.00MiB) or less, with placement.chunk"));
-  report.device_is_emulated = true;
-  report.activations_leave = true;
-  EXPECT_THAT(to_text(report), HasSubstr("(38.00MiB) or less, with placement.chunk"));
   const auto run = nlohmann::json::parse(to_json(report))["cases"][0];
   EXPECT_EQ(run["chunk_bytes"], 4 << 20);
   EXPECT_EQ(run["tiers"]["device"]["needed_bytes"], (38 << 20) + 576);
