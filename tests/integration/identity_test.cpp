@@ -121,8 +121,8 @@ Config config_for(const Combination& combination, const Way& way, at::ScalarType
   config.io.engine = way.engine;
   config.optimizer.update = way.update;
   config.optimizer.states = state_formats[way.states];
-  if (part == 2 && config.optimizer.states == "split_bfloat16" && config.host.memory == std::uint64_t{9} << 20) {
-    config.host.memory = 5 << 20;  // more would keep all of the states that are there
+  if (config.optimizer.states == "split_bfloat16" && config.host.memory == std::uint64_t{9} << 20) {
+    config.host.memory = part == 1 ? 8 << 20 : 5 << 20;  // more could keep all of the states that are there
   }
   return config;
 }
