@@ -215,6 +215,7 @@ struct EngineSide::Parts {
         engine(make_io_engine("auto")) {
     if (file.descriptor < 0) throw IoError("bench: opening " + path.string() + " failed: " + errno_text(errno));
     fill_with_random_bytes(arena.region());
+    arena.keep_all();  // as the service's is
     const std::array<const IoFile*, 1> files{&file};
     const std::span<std::byte> region = arena.region();
     queue = engine->open_queue(2 * of.depth, {&region, 1}, files);
