@@ -2,11 +2,11 @@
 /// when backward asks for it.
 ///
 /// A storage that is saved leaves once the program holds it no more, between two of its thread's ops: its bytes become
-/// a chunk of kind `activation`, which the residency policy writes to its home at once, drops from the device where
-/// room is wanted, and brings back in the order that the last pass had. A tensor that backward is given lies in the
-/// chunk itself, which stays on the device for as long as anybody holds that tensor. Saved twice, or through views, a
-/// storage leaves once. What is small, under management already, or not plain memory of the program's is kept where it
-/// is.
+/// a chunk of kind `activation`, which leaves the device where room is wanted, is written to its home ahead of that
+/// where the last pass had to do so, and comes back in the order that the last pass had. A tensor that backward is
+/// given lies in the chunk itself, which stays on the device for as long as anybody holds that tensor. Saved twice, or
+/// through views, a storage leaves once. What is small, under management already, or not plain memory of the program's
+/// is kept where it is.
 ///
 /// Where the CPU computes, the program's memory itself becomes the chunk's place on the device; elsewhere its bytes are
 /// copied there. A chunk ends with the last graph that holds it. The next pass gives its id to another of its size, the

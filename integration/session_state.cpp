@@ -15,6 +15,20 @@
 #include "integration/saved_tensors.h"
 
 namespace terrace {
+namespace {
+
+/// Where activations rest that leave the device; nothing where they stay there.
+std::optional<Tier> home_of_activations(const Config& config, c10::Device program_device) {
+  const std::string& placement = config.placement.activations;
+  if (placement == "host") return Tier::host;
+  if (placement == "nvme") return Tier::nvme;
+  // Elsewhere what leaves is copied on the device first, needed or not.
+  if (placement != "auto" || !program_device.is_cpu()) return std::nullopt;
+  // Space on NVMe costs nobody anything, and on the way there they stay on the host where it has room.
+  return config.nvme.paths.empty() ? Tier::host : Tier::nvme;
+}
+
+}  // namespace
 
 /// Holds an op's operands for as long as it runs.
 class SessionState::OpPins final : public at::ObserverContext, public OpenStorages {
@@ -39,10 +53,9 @@ SessionState::SessionState(const Config& config)
   attach_interceptor(*this);
   GeneratorState::set_device(memory_.program_device());
   RecomputedBlock::plan(config.placement.activations == "recompute");
-  if (const auto& placement = config.placement.activations; placement == "host" || placement == "nvme") {
-    activations_ =
-        std::make_shared<OffloadedActivations>(memory_, placement == "host" ? Tier::host : Tier::nvme,
-                                               [this](std::exception_ptr error) { refused(std::move(error)); });
+  if (const auto home = home_of_activations(config, memory_.program_device())) {
+    activations_ = std::make_shared<OffloadedActivations>(
+        memory_, *home, [this](std::exception_ptr error) { refused(std::move(error)); });
     activations_->open();
   }
 }

@@ -26,8 +26,9 @@
 /// their room is needed: to a home on the host, or to the host on their way to NVMe. There they stay until their room
 /// is needed, so that what is needed first need not be written and read.
 ///
-/// An activation, which the program has made and will read but once, leaves the device at once in the same way, and a
-/// copy of it stays there until its room is wanted.
+/// An activation, which the program has made and will read but once, leaves the device at once in the same way where
+/// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
+/// of it stays until its room is wanted. So what the device has room for is not written out.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all
 /// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -255,7 +256,7 @@ class Policy {
   std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Whether the copy on the device is the only one, and the program has no further use of it in this pass, or it is an
-  /// activation's.
+  /// activation's that is expected to leave.
   bool is_done_with(ChunkId id) const;
   /// Has such a copy leave a second one, so that its room can be given up at once when it is wanted: at home, or where
   /// that is NVMe on the host, if there is room that nothing sooner needs.
@@ -319,7 +320,8 @@ class Policy {
   std::deque<Vacate> vacates_;
   std::deque<Transfer> transfers_;
   std::deque<Transfer> urgent_;
-  std::deque<ChunkId> done_with_;  ///< chunks at home on NVMe, of which the device has had its last use in this pass
+  bool activations_leave_ = false;  ///< one had to
+  std::deque<ChunkId> done_with_;   ///< chunks at home on NVMe, of which the device has had its last use in this pass
   std::array<std::uint64_t, tier_count> chunk_bytes_{};  ///< chunks' share of each budget
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
   std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported

@@ -271,7 +271,8 @@ bool Policy::is_done_with(ChunkId id) const {
          chunk.info().home != Tier::device && home.state == CopyState::reserved && home.failed_writes == 0 &&
          !chunk.is_spare(Tier::device) && !chunk.discard_when_idle &&
          (chunk.info().home == Tier::host || chunk.at(Tier::host).state == CopyState::absent) &&
-         (chunk.info().kind == Kind::activation || (forecast.schedule() != nullptr && !forecast.used_again(id)));
+         (chunk.info().kind == Kind::activation ? chunk.is_expected_to_leave
+                                                : forecast.schedule() != nullptr && !forecast.used_again(id));
 }
 
 void Policy::clean_if_done_with(ChunkId id) {

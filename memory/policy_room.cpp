@@ -45,16 +45,19 @@ void Policy::take_counted_room(ChunkId id, Tier tier) {
 
 std::optional<ChunkId> Policy::try_add_chunk(const ChunkInfo& info, std::optional<ChunkId> in_place_of) {
   const ChunkId id = in_place_of.value_or(static_cast<ChunkId>(chunks_.size()));
+  Residency fresh(info);
+  fresh.is_expected_to_leave = in_place_of ? chunks_.at(id).had_to_leave : activations_leave_;
   if (id == chunks_.size()) {
-    chunks_.emplace_back(info);
+    chunks_.push_back(fresh);
   } else {
-    chunks_.at(id) = Residency(info);
+    chunks_[id] = fresh;
   }
   if (try_take_room(id, info.home)) {
     return id;
   }
   if (in_place_of) {
     chunks_[id].removed = true;
+    chunks_[id].had_to_leave = fresh.is_expected_to_leave;
   } else {
     chunks_.pop_back();
   }
@@ -102,6 +105,9 @@ void Policy::make_room_patiently(ChunkId id, Tier tier) {
 void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
   Residency& chunk = chunks_[id];
   plan_again(id, tier);
+  if (tier == Tier::device && chunk.info().kind == Kind::activation) {
+    chunk.had_to_leave = activations_leave_ = true;
+  }
   if (chunk.is_spare(tier)) {
     vacate(id, tier);
   } else {

@@ -76,6 +76,10 @@ class Residency {
   bool blank = false;
   /// It is on its way from the device to NVMe and leaves the host as soon as it is there.
   bool passes_host = false;
+  /// Of an activation: what had its place in the last pass had to leave the device before it was read, and so will
+  /// this.
+  bool is_expected_to_leave = false;
+  bool had_to_leave = false;  ///< and it itself had to
   /// The bytes are dead once nobody uses them: see Policy::discard.
   bool discard_when_idle = false;
   /// And so is the chunk: see Policy::remove.

@@ -37,7 +37,7 @@ class Adviser {
   std::string on_room_on_the_device() const {
     if (chunks_are_capped()) return raise_chunks();
     const std::string& activations = config_.placement.activations;
-    const bool keeps = (activations == "auto" || activations == "keep") && tensors_are_large();
+    const bool keeps = activations == "keep" && tensors_are_large();
     const std::string recompute = "set placement.activations = \"recompute\"";
     if (can_raise(Tier::device)) return raise(Tier::device) + (keeps ? ", or " + recompute : "");
     if (keeps) return recompute;

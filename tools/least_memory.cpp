@@ -66,7 +66,7 @@ std::uint64_t least_device_bytes(const Config& config) {
   constexpr std::uint64_t of_layer = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
   const std::string& activations = config.placement.activations;
   const bool recomputes = activations == "recompute";
-  const bool offloads = activations == "host" || activations == "nvme";
+  const bool offloads = activations == "host" || activations == "nvme" || activations == "auto";
   const std::uint64_t kept = offloads ? 0 : recomputes ? layers * stream : layers * of_layer * stream;
   const std::uint64_t logits = tokens * GptOptions::vocabulary * sizeof(float);
   // When forward ends: the last norm's input and output; logits, and their softmax.
@@ -82,7 +82,7 @@ void require_least_memory(const Config& config, std::uint64_t state_bytes, const
   const std::uint64_t least_device = least_device_bytes(config);
   const std::uint64_t device = usage.capacity(Tier::device);
   if (device < least_device) {
-    const bool keeps = config.placement.activations == "keep" || config.placement.activations == "auto";
+    const bool keeps = config.placement.activations == "keep";
     throw OutOfMemory(
         "device: a step takes at least " + format_bytes(least_device) + ", in a budget of " + format_bytes(device),
         "raise device.memory to at least " + format_bytes_exactly(least_device) +

@@ -61,7 +61,7 @@ class ActivationsBeyondDevice : public ::testing::TestWithParam<std::string> {
     Config config;
     config.device.kind = "emulated";
     config.device.memory = device_memory;
-    config.host.memory = (activations == "nvme" ? 24 : 256) * MiB;
+    config.host.memory = (activations == "nvme" ? 24 : activations == "auto" ? 64 : 256) * MiB;
     config.nvme.paths = {folder_.path()};
     config.nvme.memory = 512 * MiB;
     config.placement.chunk = MiB / 2;
@@ -90,7 +90,7 @@ TEST_P(ActivationsBeyondDevice, of_a_gpt_give_the_bits_of_unmanaged_within_every
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Treated, ActivationsBeyondDevice, ::testing::Values("recompute", "host", "nvme"),
+INSTANTIATE_TEST_SUITE_P(Treated, ActivationsBeyondDevice, ::testing::Values("recompute", "host", "nvme", "auto"),
                          [](const auto& way) { return way.param; });
 
 }  // namespace

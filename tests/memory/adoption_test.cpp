@@ -81,17 +81,39 @@ TEST_P(Adoption, lets_the_bytes_leave_for_the_program_and_come_back) {
   world.check_invariants();
 }
 
-TEST_P(Adoption, is_followed_by_a_copy_to_the_home_at_once_where_transfers_go_ahead) {
+TEST_P(Adoption, is_not_followed_by_a_copy_where_nothing_had_to_leave) {
   AdoptionWorld world(room, 4);
   const ChunkId chunk = world.add(GetParam());
   ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  EXPECT_EQ(world.state(chunk, GetParam()), CopyState::reserved);
+  EXPECT_TRUE(world.holds(chunk, 1));
+  world.stream.remove_chunk(chunk);
+  ASSERT_EQ(world.add(GetParam(), chunk), chunk);
+  ASSERT_TRUE(world.adopt(chunk, world.made(2)));
+  EXPECT_EQ(world.state(chunk, GetParam()), CopyState::reserved);
+  for (const Link link : all_links) {
+    EXPECT_EQ(world.stream.usage().moved(link), 0u) << name_of(link);
+  }
+}
+
+TEST_P(Adoption, is_followed_by_a_copy_to_the_home_at_once_where_the_one_before_had_to_leave) {
+  AdoptionWorld world(room, 4);
+  const ChunkId chunk = world.add(GetParam());
+  ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  const Allocation other = world.made(2);
+  EXPECT_EQ(world.state(chunk, device), CopyState::absent);
+  world.device.deallocate(other.memory, other.bytes);
+  world.stream.free(room, Kind::other);
+  world.stream.remove_chunk(chunk);
+  ASSERT_EQ(world.add(GetParam(), chunk), chunk);
+  ASSERT_TRUE(world.adopt(chunk, world.made(3)));
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (world.state(chunk, GetParam()) != CopyState::valid && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_EQ(world.state(chunk, GetParam()), CopyState::valid);
   EXPECT_EQ(world.state(chunk, device), CopyState::valid) << "nobody wants its room";
-  EXPECT_TRUE(world.holds(chunk, 1));
+  EXPECT_TRUE(world.holds(chunk, 3));
 }
 
 TEST_P(Adoption, leaves_nothing_counted_when_the_chunk_is_removed) {
