@@ -26,6 +26,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "integration/block_call.h"
 #include "integration/block_inputs.h"
 #include "integration/recomputed_block.h"
 
@@ -42,8 +43,8 @@ class Call final : public RecomputedBlock {
     // Without their graphs: one that was changed in place within the block would keep itself alive by its own.
     for_each_tensor(inputs_, [this](at::Tensor& tensor) {
       depends_on(tensor);
-      require_gradients_.push_back(tensor.requires_grad());
-      tensor = tensor.detach();
+      tensors_.push_back(Input{KeptTensor(tensor), tensor.requires_grad()});
+      tensor = placeholder();
     });
   }
 
@@ -53,14 +54,20 @@ class Call final : public RecomputedBlock {
   void run_again() const override {
     auto inputs = inputs_;
     for_each_tensor(inputs, [this, position = std::size_t{0}](at::Tensor& tensor) mutable {
-      tensor = tensor.detach().requires_grad_(require_gradients_[position++]);
+      const Input& input = tensors_[position++];
+      tensor = input.tensor.get().requires_grad_(input.requires_grad);
     });
     std::apply([this](auto&... kept) { static_cast<void>(function()(as_given<Inputs>(kept)...)); }, inputs);
   }
 
+  struct Input {
+    KeptTensor tensor;
+    bool requires_grad;
+  };
+
   mutable std::decay_t<Function> function_;
   std::tuple<std::decay_t<Inputs>...> inputs_;
-  std::vector<bool> require_gradients_;  // of the tensors in them
+  std::vector<Input> tensors_;  // those in them
 };
 
 }  // namespace block_detail
@@ -72,13 +79,17 @@ auto block(Function&& function, Inputs&&... inputs) {
                 "a block's inputs are copied, so that it can run again");
   static_assert((block_detail::owns_its_elements<std::decay_t<Inputs>> && ...),
                 "a block's inputs outlive the call: pass a vector or a string, not a view of one");
-  if (!RecomputedBlock::is_wanted()) {
+  BlockCall call;
+  if (!call.runs_again()) {
+    if (call.is_metered()) {
+      (block_detail::for_each_tensor(inputs, [&](const at::Tensor& tensor) { call.reads(tensor); }), ...);
+    }
     return std::forward<Function>(function)(std::forward<Inputs>(inputs)...);
   }
-  const auto call =
+  const auto recomputed =
       std::make_shared<block_detail::Call<Function, Inputs...>>(std::forward<Function>(function), inputs...);
-  const RecomputedBlock::Recording recording(*call);
-  return call->function()(std::forward<Inputs>(inputs)...);
+  const RecomputedBlock::Recording recording(*recomputed);
+  return recomputed->function()(std::forward<Inputs>(inputs)...);
 }
 
 }  // namespace terrace

@@ -49,6 +49,9 @@ bool OffloadedActivation::try_leave() {
   if (storage_.nbytes() != bytes_) {
     return true;  // it was resized: it stays
   }
+  if (!owner_->may_leave(bytes_)) {
+    return true;
+  }
   const ChunkId chunk = owner_->take_chunk(bytes_);
   try {
     move_to(chunk);

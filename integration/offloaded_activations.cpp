@@ -1,7 +1,6 @@
 #include "integration/offloaded_activations.h"
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
 #include <typeinfo>
 #include <utility>
@@ -21,9 +20,6 @@
 
 namespace terrace {
 namespace {
-
-/// What is smaller is not worth a chunk; and the emulated device counts it in other units than chunks.
-constexpr std::uint64_t smallest_that_leaves = 64 * 1024;
 
 /// What the calling thread has saved that may still have to leave.
 thread_local std::vector<std::weak_ptr<OffloadedActivation>> to_leave;
@@ -91,11 +87,12 @@ class OffloadedActivations::Hooks final : public torch::autograd::SavedVariableH
   std::shared_ptr<OffloadedActivation> activation_;
 };
 
-OffloadedActivations::OffloadedActivations(SessionMemory& memory, Tier home,
+OffloadedActivations::OffloadedActivations(SessionMemory& memory, Tier home, bool is_asked_for,
                                            std::function<void(std::exception_ptr)> failed)
     : memory_(&memory),
       device_(memory.program_device()),
       home_(home),
+      is_asked_for_(is_asked_for),
       smallest_bytes_(std::max<std::uint64_t>(smallest_that_leaves, memory.stream().granule_bytes())),
       failed_(std::move(failed)) {}
 
@@ -198,6 +195,16 @@ void OffloadedActivations::forget(const c10::StorageImpl* storage, const Offload
   }
 }
 
+bool OffloadedActivations::may_leave(std::uint64_t bytes) const {
+  if (is_asked_for_ || home_ != Tier::host) {
+    return true;
+  }
+  const Budget& host = memory_->budget(Tier::host);
+  const std::uint64_t taken =
+      kept_from_host_ + host.used(Kind::activation) + host.used(Kind::buffer) + host.used(Kind::other);
+  return taken + memory_->stream().room_bytes(bytes)[index_of(Tier::host)] <= host.capacity();
+}
+
 ChunkId OffloadedActivations::take_chunk(std::uint64_t bytes) {
   AccessStream::ChunkOptions options;
   options.device_room_bytes = room_bytes(bytes);
@@ -240,18 +247,23 @@ void OffloadedActivations::give_back_chunk(ChunkId chunk, std::uint64_t bytes) n
 }
 
 void OffloadedActivations::stays(std::exception_ptr error) noexcept {
-  failed_(error);
-  {
-    const std::scoped_lock lock(mutex_);
-    if (std::exchange(has_warned_, true)) {
-      return;
-    }
-  }
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& reason) {
-    log(LogLevel::warning, std::string("activations stay on the device that have no room elsewhere: ") + reason.what());
+    const bool is_fine = !is_asked_for_ && dynamic_cast<const OutOfMemory*>(&reason) != nullptr;
+    if (!is_fine) {
+      failed_(error);
+    }
+    {
+      const std::scoped_lock lock(mutex_);
+      if (std::exchange(has_said_so_, true)) {
+        return;
+      }
+    }
+    log(is_fine ? LogLevel::info : LogLevel::warning,
+        std::string("activations stay on the device that have no room elsewhere: ") + reason.what());
   } catch (...) {
+    failed_(error);
   }
 }
 

@@ -11,12 +11,13 @@
 /// Where the CPU computes, the program's memory itself becomes the chunk's place on the device; elsewhere its bytes are
 /// copied there. A chunk ends with the last graph that holds it. The next pass gives its id to another of its size, the
 /// lowest first, so that a program that repeats itself is expected. What finds no room to rest stays on the device; the
-/// first time a warning says so.
+/// first time the log says so.
 ///
 /// As in torch.autograd.graph.save_on_cpu, but for who decides when bytes move. Thread-safe, but for `close`. Order of
 /// mutexes: an activation's; the one here; those of the AccessStream.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -38,8 +39,13 @@ class OffloadedActivation;
 
 class OffloadedActivations final : public SavedTensorSource, public std::enable_shared_from_this<OffloadedActivations> {
  public:
-  /// `home` is the host or NVMe. `failed` hears why something could not leave, or come back, until `close`.
-  OffloadedActivations(SessionMemory& memory, Tier home, std::function<void(std::exception_ptr)> failed);
+  /// What is smaller is not worth a chunk; and the emulated device counts it in other units than chunks.
+  static constexpr std::uint64_t smallest_that_leaves = 64 * 1024;
+
+  /// `home` is the host or NVMe. `is_asked_for`: the program wants all to rest there, so that it is an error if
+  /// something has no room. `failed` hears of errors, until `close`.
+  OffloadedActivations(SessionMemory& memory, Tier home, bool is_asked_for,
+                       std::function<void(std::exception_ptr)> failed);
   ~OffloadedActivations() override;
   OffloadedActivations(const OffloadedActivations&) = delete;
   OffloadedActivations& operator=(const OffloadedActivations&) = delete;
@@ -49,6 +55,10 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   /// Brings back what has left, as far as the machine's memory holds it; the rest throws when it is asked for. No op
   /// runs any more.
   void close() noexcept;
+
+  /// So much of the host's memory is for chunks that rest there and for updates: where the program has not asked that
+  /// activations rest on the host, they leave that room free.
+  void keep_from_host(std::uint64_t bytes) noexcept { kept_from_host_ = bytes; }
 
   /// An op begins on the calling thread: what the thread has saved, and nobody holds any more, leaves.
   static void before_op() noexcept;
@@ -65,6 +75,8 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   std::shared_ptr<OffloadedActivation> activation_of(const at::Tensor& tensor);
   /// The storage is no longer here.
   void forget(const c10::StorageImpl* storage, const OffloadedActivation* activation) noexcept;
+  /// False where others may need the room that it would rest in.
+  bool may_leave(std::uint64_t bytes) const;
   /// A new chunk of so many bytes. Throws OutOfMemory or IoError if it cannot rest.
   ChunkId take_chunk(std::uint64_t bytes);
   void give_back_chunk(ChunkId chunk, std::uint64_t bytes) noexcept;
@@ -77,7 +89,9 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   SessionMemory* memory_;  ///< null once closed
   const c10::Device device_;
   const Tier home_;
+  const bool is_asked_for_;
   const std::uint64_t smallest_bytes_;
+  std::atomic<std::uint64_t> kept_from_host_{0};
   const std::function<void(std::exception_ptr)> failed_;
 
   std::mutex mutex_;
@@ -86,7 +100,7 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
       here_;
   std::unordered_map<ChunkId, std::weak_ptr<OffloadedActivation>> away_;
   std::map<std::uint64_t, std::set<ChunkId>> gone_;  ///< ids of chunks that were removed, by bytes
-  bool has_warned_ = false;
+  bool has_said_so_ = false;
 };
 
 }  // namespace terrace

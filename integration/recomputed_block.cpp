@@ -1,22 +1,16 @@
 #include "integration/recomputed_block.h"
 
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "base/error.h"
-#include "integration/pause.h"
 
 namespace terrace {
 namespace {
-
-std::atomic<bool> planned{false};
 
 /// A cast that is cached would outlive the recompute, and be found after the parameter has changed.
 class AutocastCacheOff {
@@ -86,12 +80,11 @@ RecomputedBlock::Recording::~Recording() {
 
 RecomputedBlock::RecomputedBlock() = default;
 
-bool RecomputedBlock::is_wanted() noexcept {
-  return planned.load(std::memory_order_relaxed) && at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
-         SavedTensorScope::current() == nullptr && !Pause::active();
+const at::Tensor& RecomputedBlock::placeholder() {
+  static const at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), c10::Device(c10::kCPU));
+  return tensor;
 }
-
-void RecomputedBlock::plan(bool recompute) noexcept { planned.store(recompute, std::memory_order_relaxed); }
 
 void RecomputedBlock::depends_on_parameter(const at::Tensor& parameter) {
   const auto* impl = parameter.unsafeGetTensorImpl();

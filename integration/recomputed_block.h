@@ -27,12 +27,6 @@ namespace terrace {
 
 class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from_this<RecomputedBlock> {
  public:
-  /// Whether a block that is called now, on this thread, is to be recomputed: the plan says so, a graph is recorded,
-  /// and it is not part of another block.
-  static bool is_wanted() noexcept;
-  /// What the plan says from now on.
-  static void plan(bool recompute) noexcept;
-
   /// The block whose first run is under way on this thread, or null.
   static RecomputedBlock* recording() noexcept { return recording_; }
 
@@ -65,6 +59,9 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
 
  protected:
   RecomputedBlock();
+
+  /// A tensor without bytes, which stands where one was that is kept elsewhere.
+  static const at::Tensor& placeholder();
 
   /// Calls the function on detached inputs and drops what it returns.
   virtual void run_again() const = 0;

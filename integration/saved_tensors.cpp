@@ -114,6 +114,18 @@ bool is_reached_by(Engine& engine) {
 
 void set_usual_source(std::shared_ptr<SavedTensorSource> source) noexcept { usual_source().set(std::move(source)); }
 
+std::unique_ptr<SavedVariableHooks> usual_hooks() { return usual_source().hooks(); }
+
+KeptTensor::KeptTensor(const at::Tensor& tensor) : hooks_(usual_hooks()) {
+  if (hooks_ != nullptr) {
+    hooks_->call_pack_hook(tensor);
+  } else {
+    tensor_ = tensor.detach();
+  }
+}
+
+at::Tensor KeptTensor::get() const { return hooks_ != nullptr ? hooks_->call_unpack_hook() : tensor_.detach(); }
+
 void install_saved_tensor_hooks() {
   Engine& current = Engine::get_default_engine();
   if (is_reached_by(current)) {

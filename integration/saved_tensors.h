@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 namespace terrace {
@@ -38,6 +39,23 @@ class SavedTensorScope {
 /// Gives the hooks for what threads save that have no source of their own, and whose engine has none; null: nobody
 /// does. Whoever asks the one before while it changes keeps it alive for so long.
 void set_usual_source(std::shared_ptr<SavedTensorSource> source) noexcept;
+
+/// Hooks from the usual source; null where there is none.
+std::unique_ptr<torch::autograd::SavedVariableHooks> usual_hooks();
+
+/// A tensor without its graph, kept in the way in which the usual source keeps what is saved; where there is none, as
+/// it is.
+class KeptTensor {
+ public:
+  explicit KeptTensor(const at::Tensor& tensor);
+
+  /// Throws what the source throws when it cannot give it back.
+  at::Tensor get() const;
+
+ private:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_;
+  at::Tensor tensor_;  ///< where there are none
+};
 
 /// Installs the engine where it is not yet, or no longer: whoever loads Python's later replaces it. Must not run
 /// beside backward passes. It is never removed.

@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "integration/activation_planner.h"
 #include "integration/checkpoint_notes.h"
 #include "integration/gathered.h"
 #include "memory/chunk.h"
@@ -118,6 +120,10 @@ class Session {
   at::Device device() const;
 
   MemoryUsage memory_usage() const;
+
+  /// With `placement.activations = "auto"`: which blocks keep what they save on the device, have it leave, or run again
+  /// in backward, and what was predicted and measured of that. Nothing until a step with blocks was measured.
+  std::optional<ActivationReport> activation_report() const;
 
   /// What has moved, what was waited for and what was used, as far back as `timeline.memory` reaches.
   Timeline& timeline();

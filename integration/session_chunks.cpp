@@ -131,14 +131,22 @@ ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
   const std::uint64_t bytes = bytes_of(request);
   const ChunkId id = memory_.stream().add_chunk(request.kind, request.set, bytes, home);
   rested_[index_of(home)] += memory_.stream().room_bytes(bytes)[index_of(home)];
-  spillable_.keep_from_blocks(rested_[index_of(Tier::host)] + largest_update_room());
+  keep_host_for_chunks();
   return id;
+}
+
+void SessionState::keep_host_for_chunks() {
+  const std::uint64_t bytes = rested_[index_of(Tier::host)] + largest_update_room();
+  spillable_.keep_from_blocks(bytes);
+  if (activations_ != nullptr) {
+    activations_->keep_from_host(bytes);
+  }
 }
 
 void SessionState::remove_chunk(ChunkId id) {
   const ChunkInfo info = memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(id).info(); });
   rested_[index_of(info.home)] -= info.room_bytes[index_of(info.home)];
-  spillable_.keep_from_blocks(rested_[index_of(Tier::host)] + largest_update_room());
+  keep_host_for_chunks();
   memory_.stream().remove_chunk(id);
 }
 

@@ -17,13 +17,19 @@
 namespace terrace {
 namespace {
 
+/// Every block runs again.
+class RecomputeAll final : public BlockPlanner {
+ public:
+  Decision begin_call() override { return {.runs_again = true, .meter = nullptr}; }
+};
+
 /// Where activations rest that leave the device; nothing where they stay there.
 std::optional<Tier> home_of_activations(const Config& config, c10::Device program_device) {
   const std::string& placement = config.placement.activations;
   if (placement == "host") return Tier::host;
   if (placement == "nvme") return Tier::nvme;
   // Elsewhere what leaves is copied on the device first, needed or not.
-  if (placement != "auto" || !program_device.is_cpu()) return std::nullopt;
+  if (placement == "keep" || !program_device.is_cpu()) return std::nullopt;
   // Space on NVMe costs nobody anything, and on the way there they stay on the host where it has room.
   return config.nvme.paths.empty() ? Tier::host : Tier::nvme;
 }
@@ -52,18 +58,24 @@ SessionState::SessionState(const Config& config)
   attach_program_memory(*this);
   attach_interceptor(*this);
   GeneratorState::set_device(memory_.program_device());
-  RecomputedBlock::plan(config.placement.activations == "recompute");
   if (const auto home = home_of_activations(config, memory_.program_device())) {
+    const bool is_asked_for = config.placement.activations == "host" || config.placement.activations == "nvme";
     activations_ = std::make_shared<OffloadedActivations>(
-        memory_, *home, [this](std::exception_ptr error) { refused(std::move(error)); });
+        memory_, *home, is_asked_for, [this](std::exception_ptr error) { refused(std::move(error)); });
     activations_->open();
+  }
+  if (config.placement.activations == "recompute") {
+    set_block_planner(std::make_shared<RecomputeAll>());
+  } else if (config.placement.activations == "auto" && activations_ != nullptr) {
+    planner_ = std::make_shared<ActivationPlanner>([this] { return memory_.stream().usage(); });
+    set_block_planner(planner_);
   }
 }
 
 SessionState::~SessionState() = default;
 
 void SessionState::close() noexcept {
-  RecomputedBlock::plan(false);
+  set_block_planner(nullptr);
   GeneratorState::set_device(at::kCPU);
   detach_interceptor();
   detach_program_memory();
@@ -133,6 +145,9 @@ void SessionState::end_step() {
   }
   pass_ = Pass::unknown;
   memory_.stream().step_mark();
+  if (planner_ != nullptr) {
+    planner_->end_step();
+  }
   memory_.hold_host();
   if (refusal) {
     std::rethrow_exception(refusal);

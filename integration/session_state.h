@@ -32,6 +32,7 @@
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include "base/config.h"
+#include "integration/activation_planner.h"
 #include "integration/checkpoint_notes.h"
 #include "integration/gathered.h"
 #include "integration/gradients.h"
@@ -104,6 +105,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void require_nothing_gathered(const std::string& what);
 
   std::exception_ptr last_error() const;
+  std::optional<ActivationReport> activation_report() const {
+    return planner_ != nullptr ? planner_->report() : std::nullopt;
+  }
 
   // OpPinner
   std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands,
@@ -187,6 +191,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// What the host must hold at once to update a set of chunks.
   std::uint64_t update_room(std::uint32_t set) const;
   std::uint64_t largest_update_room() const;
+  /// What rests on the host, and is updated there, has its room from whatever else could lie there.
+  void keep_host_for_chunks();
   /// Throws OutOfMemory, with the smallest sufficient setting, if what rests leaves no room to work in.
   void check_room_to_work();
   void prepare_to_save(const CheckpointNotes& notes);
@@ -221,6 +227,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::unique_ptr<UpdateQueue> updates_;
   std::shared_ptr<Gradients> gradients_;
   std::shared_ptr<OffloadedActivations> activations_;  ///< null where they do not leave the device
+  std::shared_ptr<ActivationPlanner> planner_;         ///< null where nobody has to plan
   std::deque<ManagedParameter> parameters_;            // stable addresses
   std::vector<ManagedBuffer> buffers_;
   std::vector<std::shared_ptr<ManagedStorage>> left_behind_;  ///< by a `manage` that failed

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/units.h"
+#include "tools/activation_bench.h"
 #include "tools/adam_bench.h"
 #include "tools/bench.h"
 #include "tools/exit_code.h"
@@ -311,6 +312,40 @@ CLI::App* add_bench_update(CLI::App& bench, BenchUpdateOptions& options) {
   return update;
 }
 
+constexpr const char* kBenchActivationsFooter =
+    "Of blocks whose computation is only waited for: what becomes of their activations by placement.activations, on\n"
+    "three links, in a case whose optimum is mixed, and where transfers can hide; and of a GPT that computes.\n"
+    "Blocks in letters: k keeps what it saves on the device, o has it leave, r runs again in backward.\n"
+    "Examples:\n"
+    "  terrace bench activations --path /data/terrace                       (half an hour)\n"
+    "  terrace bench activations --path /data/terrace --case mixed --rounds 5 --json   (a first look)\n"
+    "\nExit codes: 0 done, whatever the verdicts, 1 internal error, 2 bad usage, 3 too little memory,\n"
+    "4 I/O failed, 5 data corrupt, 130 interrupted (after printing what was measured).";
+
+CLI::App* add_bench_activations(CLI::App& bench, BenchActivationsOptions& options) {
+  CLI::App* activations =
+      bench.add_subcommand("activations", "Time steps whose activations are kept, moved and recomputed");
+  activations->add_option("--path", options.folder, "Folder on the drive that activations may go to")
+      ->type_name("FOLDER")
+      ->required()
+      ->check(folder_name());
+  std::string names;
+  for (const std::string& name : bench_activations_cases()) names += (names.empty() ? "" : ", ") + name;
+  activations
+      ->add_option("--case", options.cases, "A case to run; may be given several times. All, unless given: " + names)
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  activations
+      ->add_option("--rounds", options.rounds,
+                   "Rounds of all ways in turn; from 30 on doubled while a verdict is open, up to 120")
+      ->type_name("COUNT")
+      ->capture_default_str()
+      ->check(at_least(1));
+  activations->add_flag("--json", options.json, "Report as JSON");
+  activations->footer(kBenchActivationsFooter);
+  return activations;
+}
+
 constexpr const char* kInspectFooter =
     "Tells the tiers that a run would make and what works otherwise than it should, without making them: beside a run\n"
     "that trains, too. Rates that --probe measured are kept and shown again, with their date.\n"
@@ -369,6 +404,8 @@ ExitCode run(int argc, char** argv) {
   const CLI::App* adam = add_bench_adam(*bench, adam_arguments);
   BenchUpdateOptions update_options;
   const CLI::App* update = add_bench_update(*bench, update_options);
+  BenchActivationsOptions activations_options;
+  const CLI::App* activations = add_bench_activations(*bench, activations_options);
   InspectArguments inspect_arguments;
   const CLI::App* inspect = add_inspect(app, inspect_arguments);
   try {
@@ -379,14 +416,15 @@ ExitCode run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (app.get_subcommands().empty()) refuse_unknown_command(app, "terrace --help");
     if (bench->parsed() && bench->get_subcommands().empty()) refuse_unknown_command(*bench, "terrace bench --help");
-    throw ConfigError(error.what(), train->parsed()     ? "see terrace train --help"
-                                    : inspect->parsed() ? "see terrace inspect --help"
-                                    : link->parsed()    ? "see terrace bench link --help"
-                                    : nvme->parsed()    ? "see terrace bench nvme --help"
-                                    : adam->parsed()    ? "see terrace bench adam --help"
-                                    : update->parsed()  ? "see terrace bench update --help"
-                                    : bench->parsed()   ? "see terrace bench step --help"
-                                                        : "see terrace --help");
+    throw ConfigError(error.what(), train->parsed()         ? "see terrace train --help"
+                                    : inspect->parsed()     ? "see terrace inspect --help"
+                                    : link->parsed()        ? "see terrace bench link --help"
+                                    : nvme->parsed()        ? "see terrace bench nvme --help"
+                                    : adam->parsed()        ? "see terrace bench adam --help"
+                                    : update->parsed()      ? "see terrace bench update --help"
+                                    : activations->parsed() ? "see terrace bench activations --help"
+                                    : bench->parsed()       ? "see terrace bench step --help"
+                                                            : "see terrace --help");
   }
   if (inspect->parsed()) return run_inspect(inspect_arguments);
   if (link->parsed()) {
@@ -402,6 +440,7 @@ ExitCode run(int argc, char** argv) {
     return ExitCode::done;
   }
   if (update->parsed()) return bench_update(update_options) ? ExitCode::done : ExitCode::interrupted;
+  if (activations->parsed()) return bench_activations(activations_options) ? ExitCode::done : ExitCode::interrupted;
   if (step->parsed()) return bench_step(bench_options) ? ExitCode::done : ExitCode::interrupted;
   return run_train(arguments);
 }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "integration/offloaded_activations.h"
 #include "offload/page_blocks.h"
 #include "tools/gpt.h"
 
@@ -66,8 +67,12 @@ std::uint64_t least_device_bytes(const Config& config) {
   constexpr std::uint64_t of_layer = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
   const std::string& activations = config.placement.activations;
   const bool recomputes = activations == "recompute";
-  const bool offloads = activations == "host" || activations == "nvme" || activations == "auto";
-  const std::uint64_t kept = offloads ? 0 : recomputes ? layers * stream : layers * of_layer * stream;
+  // What is small stays.
+  const auto stays = [&](std::uint64_t streams) {
+    const bool leaves = activations != "keep" && streams * stream >= OffloadedActivations::smallest_that_leaves;
+    return leaves ? 0 : streams * stream;
+  };
+  const std::uint64_t kept = layers * (recomputes ? stays(1) : 6 * stays(1) + stays(3) + 2 * stays(4));
   const std::uint64_t logits = tokens * GptOptions::vocabulary * sizeof(float);
   // When forward ends: the last norm's input and output; logits, and their softmax.
   const std::uint64_t after_forward = kept + 2 * stream + 2 * logits;

@@ -196,7 +196,7 @@ class SmallBudgets(TrainTest):
 
     def test_a_device_too_small_for_the_activations_is_refused_with_most_of_what_they_take(self):
         metrics = self.folder / "metrics.jsonl"
-        batch = ["--set", "train.micro_batch=64"]
+        batch = ["--set", "train.micro_batch=64", "--set", "placement.activations=keep"]
         message = self.fails(3, ["device"], "--metrics", metrics, "--set", "device.memory=2MiB", *batch)
         self.assertFalse(metrics.exists(), "training had not started")
         number, unit = re.search(r"device.memory to at least (\d+)(\w+)", message).groups()

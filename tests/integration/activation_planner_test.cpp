@@ -1,0 +1,238 @@
+// placement.activations = "auto": which blocks run again is planned from what steps have shown, and never changes bits.
+
+#include "integration/activation_planner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "tests/integration/small_gpt.h"
+
+namespace terrace::testing {
+namespace {
+
+constexpr std::uint64_t MiB = 1 << 20;
+constexpr int layers = 6;
+constexpr std::int64_t elements = MiB / 4;
+constexpr std::uint64_t saved_by_a_layer = 4 * MiB;
+
+/// Each layer saves four results of a MiB, quickly.
+struct Layers : torch::nn::Module {
+  Layers() : weight(register_parameter("weight", torch::full({layers}, 0.5))) {}
+
+  /// Of `count` of them.
+  at::Tensor forward(const at::Tensor& input, int count = layers) {
+    at::Tensor x = input;
+    for (int i = 0; i < count; ++i) {
+      const at::Tensor scale = weight[i];
+      x = terrace::block(
+          [this, scale](const at::Tensor& given) {
+            ++runs;
+            if (torch::autograd::get_current_graph_task_id() != -1) {
+              std::this_thread::sleep_for(again);
+            }
+            return (given * scale).sin().exp().tanh();
+          },
+          x);
+    }
+    return x.mean();
+  }
+
+  at::Tensor weight;
+  int runs = 0;
+  std::chrono::milliseconds again{0};  ///< that a run in backward takes longer
+};
+
+Config config(std::uint64_t device_bytes, std::uint64_t link) {
+  Config config;
+  config.device.kind = "emulated";
+  config.device.memory = device_bytes;
+  config.device.link = link;
+  config.host.memory = 128 * MiB;
+  config.log.level = LogLevel::warning;
+  return config;
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  at::Tensor weight;
+  int runs_of_last_step = 0;
+  std::optional<ActivationReport> report;
+};
+
+struct Program {
+  int steps = 9;
+  int micro_batches = 1;
+  std::chrono::milliseconds again{0};
+  std::function<int(int step)> layers_in = [](int) { return layers; };
+};
+
+Outcome train(const Program& program, const std::optional<Config>& config) {
+  at::set_num_threads(1);
+  std::optional<Session> session;
+  if (config) {
+    session.emplace(*config);
+  }
+  torch::manual_seed(3);
+  Layers model;
+  model.again = program.again;
+  const at::Tensor input = torch::randn({elements});
+  std::unique_ptr<AdamW> optimizer;
+  if (session) {
+    session->manage(model);
+    optimizer = std::make_unique<AdamW>(*session, torch::optim::AdamWOptions(1e-2));
+  } else {
+    optimizer = std::make_unique<AdamW>(model.parameters(), torch::optim::AdamWOptions(1e-2));
+  }
+  Outcome outcome;
+  for (int step = 0; step < program.steps; ++step) {
+    model.runs = 0;
+    for (int batch = 0; batch < program.micro_batches; ++batch) {
+      const at::Tensor loss = model.forward(input, program.layers_in(step));
+      loss.backward();
+      outcome.losses.push_back(loss.item<double>());
+    }
+    optimizer->step();
+    optimizer->zero_grad();
+    outcome.runs_of_last_step = model.runs;
+  }
+  if (session) {
+    outcome.report = session->activation_report();
+    const auto view = session->gather({model.weight}, Access::read);
+    outcome.weight = model.weight.detach().clone();
+  } else {
+    outcome.weight = model.weight.detach().clone();
+  }
+  return outcome;
+}
+
+void expect_the_bits_of_unmanaged(const Outcome& outcome, const Program& program) {
+  const Outcome expected = train(program, std::nullopt);
+  EXPECT_EQ(outcome.losses, expected.losses);
+  EXPECT_TRUE(same_bits(outcome.weight, expected.weight));
+}
+
+std::ptrdiff_t count(const ActivationReport& report, BlockActivations which) {
+  return std::count(report.blocks.begin(), report.blocks.end(), which);
+}
+
+TEST(ActivationPlanner, has_quick_blocks_run_again_where_the_link_is_slow) {
+  const Program program;
+  const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
+  expect_the_bits_of_unmanaged(outcome, program);
+  ASSERT_TRUE(outcome.report);
+  const ActivationReport& report = *outcome.report;
+  ASSERT_EQ(report.blocks.size(), layers);
+  EXPECT_FALSE(report.is_dropped);
+  EXPECT_GT(count(report, BlockActivations::recompute), 0);
+  EXPECT_EQ(outcome.runs_of_last_step, layers + count(report, BlockActivations::recompute));
+  EXPECT_NEAR(static_cast<double>(report.saved_bytes), static_cast<double>(layers * saved_by_a_layer), 7.0 * MiB)
+      << "and the inputs";
+  EXPECT_GT(report.bytes_before, 4 * MiB);
+  EXPECT_LT(report.predicted_bytes, report.bytes_before / 2);
+  EXPECT_LT(report.measured_bytes.value(), report.bytes_before / 2);
+  EXPECT_LT(report.predicted_seconds, report.seconds_before / 2);
+  EXPECT_LT(report.measured_seconds.value(), report.seconds_before / 2);
+}
+
+TEST(ActivationPlanner, keeps_all_where_it_fits) {
+  const Program program;
+  const Outcome outcome = train(program, config(64 * MiB, 50'000'000));
+  expect_the_bits_of_unmanaged(outcome, program);
+  ASSERT_TRUE(outcome.report);
+  EXPECT_EQ(count(*outcome.report, BlockActivations::keep), layers);
+  EXPECT_EQ(outcome.report->bytes_before, 0);
+  EXPECT_EQ(outcome.report->predicted_bytes, 0);
+  EXPECT_EQ(outcome.runs_of_last_step, layers);
+}
+
+TEST(ActivationPlanner, drops_a_plan_that_turns_out_slower) {
+  const Program program{.steps = 10, .again = std::chrono::milliseconds(400)};
+  const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
+  ASSERT_TRUE(outcome.report);
+  EXPECT_GT(count(*outcome.report, BlockActivations::recompute), 0);
+  EXPECT_TRUE(outcome.report->is_dropped);
+  EXPECT_EQ(outcome.runs_of_last_step, layers);
+}
+
+TEST(ActivationPlanner, plans_one_pass_for_all_micro_batches) {
+  const Program program{.micro_batches = 3};
+  const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
+  expect_the_bits_of_unmanaged(outcome, program);
+  ASSERT_TRUE(outcome.report);
+  ASSERT_EQ(outcome.report->blocks.size(), layers);
+  EXPECT_EQ(outcome.runs_of_last_step, 3 * (layers + count(*outcome.report, BlockActivations::recompute)));
+}
+
+TEST(ActivationPlanner, has_no_plan_for_steps_that_are_not_alike) {
+  const Program program{.layers_in = [](int step) { return layers - step % 2; }};
+  const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
+  expect_the_bits_of_unmanaged(outcome, program);
+  EXPECT_FALSE(outcome.report);
+}
+
+TEST(ActivationPlanner, keeps_its_plan_for_a_program_that_changes_later) {
+  const Program program{.steps = 12, .layers_in = [](int step) { return step < 9 ? layers : layers - 2; }};
+  const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
+  expect_the_bits_of_unmanaged(outcome, program);
+}
+
+TEST(ActivationPlanner, survives_a_graph_that_outlives_the_step_and_the_session) {
+  at::Tensor loss;
+  Layers model;
+  {
+    Session session(config(14 * MiB, 50'000'000));
+    session.manage(model);
+    AdamW optimizer(session, torch::optim::AdamWOptions(0.0));
+    const at::Tensor input = torch::randn({elements});
+    for (int step = 0; step < 2; ++step) {
+      model.forward(input).backward();
+      optimizer.step();
+    }
+    loss = model.forward(input);  // in the step that is measured
+  }
+  loss.backward();
+  EXPECT_TRUE(model.weight.grad().defined());
+}
+
+TEST(ActivationPlanner, is_not_asked_where_the_configuration_says_what_to_do) {
+  for (const char* activations : {"keep", "host", "recompute"}) {
+    Config fixed = config(64 * MiB, 1'000'000'000);
+    fixed.placement.activations = activations;
+    EXPECT_FALSE(train(Program{.steps = 5}, fixed).report) << activations;
+  }
+}
+
+TEST(Recompute, has_leave_what_blocks_read) {
+  // 24 blocks that each read a MiB, of which the device holds a third.
+  constexpr int deep = 24;
+  at::set_num_threads(1);
+  const auto run = [&](const std::optional<Config>& config) {
+    std::optional<Session> session;
+    if (config) {
+      session.emplace(*config);
+    }
+    torch::manual_seed(3);
+    at::Tensor first = torch::randn({elements}).requires_grad_();
+    at::Tensor x = first * 1;
+    for (int i = 0; i < deep; ++i) {
+      x = terrace::block([](const at::Tensor& given) { return given.sin().cos(); }, x);
+    }
+    x.sum().backward();
+    return first.grad().clone();
+  };
+  Config fixed = config(9 * MiB, 1'000'000'000);
+  fixed.placement.activations = "recompute";
+  const at::Tensor expected = run(std::nullopt);
+  EXPECT_TRUE(same_bits(run(fixed), expected));
+}
+
+}  // namespace
+}  // namespace terrace::testing

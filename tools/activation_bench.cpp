@@ -1,0 +1,362 @@
+#include "tools/activation_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <limits>
+#include <map>
+#include <sys/prctl.h>
+#include <system_error>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "offload/copy_rate.h"
+#include "tools/activation_case.h"
+#include "tools/bench.h"
+#include "tools/bench_report.h"
+#include "tools/formatted.h"
+#include "tools/interrupt.h"
+#include "tools/text_table.h"
+
+namespace terrace {
+namespace {
+
+/// The format; it goes up when a field changes its meaning.
+constexpr int kVersion = 1;
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
+constexpr double kAutoOverBest = 1.05;
+constexpr double kHiddenOverKeep = 1.02;
+constexpr double kAddedOverCopies = 1.2;
+
+/// What a case has shown.
+struct Result {
+  std::string name;
+  std::string setting;              ///< in words
+  std::vector<ActivationRun> runs;  ///< of each way, medians over the rounds
+  std::string figure;               ///< what the intervals are of
+  std::vector<std::pair<std::string, Interval>> ratios;
+  std::string target;
+  Verdict verdict = Verdict::none;
+  std::size_t rounds = 0;
+  std::optional<BestPlan> best;  ///< by exhaustive search
+  double chosen_seconds = 0;     ///< of the plan that "auto" has made, as `play` has it
+};
+
+/// By way, what each round saw.
+class Rounds {
+ public:
+  void add(ActivationRun run) { of(run.activations).push_back(std::move(run)); }
+  double last_seconds(const std::string& way) const { return seen_.at(way).back().seconds; }
+  double median_seconds(const std::string& way) const {
+    std::vector<double> seconds;
+    for (const ActivationRun& run : seen_.at(way)) seconds.push_back(run.seconds);
+    return median_of(std::move(seconds));
+  }
+  /// The last of each, with the median of the seconds.
+  std::vector<ActivationRun> summary() const {
+    std::vector<ActivationRun> all;
+    for (const std::string& way : order_) {
+      all.push_back(seen_.at(way).back());
+      all.back().seconds = median_seconds(way);
+    }
+    return all;
+  }
+  std::size_t count() const { return order_.empty() ? 0 : seen_.at(order_.front()).size(); }
+
+ private:
+  std::vector<ActivationRun>& of(const std::string& way) {
+    if (!seen_.contains(way)) order_.push_back(way);
+    return seen_[way];
+  }
+
+  std::vector<std::string> order_;
+  std::map<std::string, std::vector<ActivationRun>> seen_;
+};
+
+const std::vector<std::string>& fixed_ways() {
+  static const std::vector<std::string> ways{"host", "nvme", "recompute"};
+  return ways;
+}
+
+std::string in_words(const ActivationSetting& setting) {
+  std::uint64_t saved = 0;
+  double forward = 0;
+  double backward = 0;
+  for (const BlockProfile& block : setting.blocks) {
+    saved += block.saved_bytes;
+    forward += block.forward_seconds;
+    backward += block.backward_seconds;
+  }
+  return formatted(
+      "%zu blocks that save %.0f MiB, room for %.0f MiB, link %.2f GB/s, forward %.0f ms, backward %.0f ms",
+      setting.blocks.size(), static_cast<double>(saved) / kMiB, static_cast<double>(setting.room_bytes) / kMiB,
+      setting.link_rate * 1e-9, 1e3 * forward, 1e3 * backward);
+}
+
+Recomputed recomputed_by(const ActivationRun& run, std::size_t blocks) {
+  Recomputed plan(blocks);
+  if (run.report && !run.report->is_dropped && run.report->blocks.size() == blocks) {
+    for (std::size_t i = 0; i < blocks; ++i) plan[i] = run.report->blocks[i] == BlockActivations::recompute;
+  }
+  return plan;
+}
+
+/// The plan against every fixed way. `beats_all`: it is to be faster than each, and otherwise near the best.
+Result run_plan(const ActivationSetting& setting, bool beats_all, const std::filesystem::path& folder,
+                const PairOptions& options) {
+  Rounds rounds;
+  bool backwards = false;
+  std::vector<std::string> ways{"auto"};
+  ways.insert(ways.end(), fixed_ways().begin(), fixed_ways().end());
+  const auto round = [&] {
+    std::vector<std::string> order = ways;
+    if (std::exchange(backwards, !backwards)) std::reverse(order.begin(), order.end());
+    for (const std::string& way : order) rounds.add(run_timed_blocks(setting, way, false, folder));
+    std::vector<double> ratios;
+    for (const std::string& way : fixed_ways()) {
+      ratios.push_back(rounds.last_seconds("auto") / rounds.last_seconds(way));
+    }
+    return ratios;
+  };
+  const auto judge_all = [&](const std::vector<Interval>& ratios) {
+    const auto highest = std::max_element(ratios.begin(), ratios.end(),
+                                          [](const auto& one, const auto& other) { return one.median < other.median; });
+    if (!beats_all) return judge(*highest, {Target::Sense::at_most, kAutoOverBest});
+    return highest->high < 1 ? Verdict::met : highest->low > 1 ? Verdict::missed : Verdict::undecided;
+  };
+  Result result;
+  const std::vector<Interval> ratios = compare_in_rounds(options, round, judge_all);
+  if (ratios.empty()) return result;
+  result.verdict = judge_all(ratios) == Verdict::undecided ? Verdict::missed : judge_all(ratios);
+  result.setting = in_words(setting);
+  result.figure = "auto over";
+  for (std::size_t i = 0; i < ratios.size(); ++i) result.ratios.emplace_back(fixed_ways()[i], ratios[i]);
+  result.target = beats_all ? "all < 1" : formatted("all <= %.2f", kAutoOverBest);
+  result.rounds = rounds.count();
+  result.runs = rounds.summary();
+  result.best = search_exhaustively(setting);
+  result.chosen_seconds = play(profile_of(setting), recomputed_by(result.runs.front(), setting.blocks.size())).seconds;
+  return result;
+}
+
+/// What leaves and comes back within half of backward, against a device that keeps all.
+Result run_hidden(const ActivationSetting& setting, const std::filesystem::path& folder, const PairOptions& options) {
+  Rounds rounds;
+  const auto round = [&] {
+    rounds.add(run_timed_blocks(setting, "keep", true, folder));
+    rounds.add(run_timed_blocks(setting, "host", false, folder));
+    return std::vector<double>{rounds.last_seconds("host") / rounds.last_seconds("keep")};
+  };
+  const Target target{Target::Sense::at_most, kHiddenOverKeep};
+  const auto judge_all = [&](const std::vector<Interval>& ratios) { return judge(ratios.front(), target); };
+  Result result;
+  const std::vector<Interval> ratios = compare_in_rounds(options, round, judge_all);
+  if (ratios.empty()) return result;
+  result.verdict = judge_all(ratios) == Verdict::undecided ? Verdict::missed : judge_all(ratios);
+  result.setting = in_words(setting);
+  result.figure = "host over";
+  result.ratios = {{"keep", ratios.front()}};
+  result.target = formatted("<= %.2f", kHiddenOverKeep);
+  result.rounds = rounds.count();
+  result.runs = rounds.summary();
+  return result;
+}
+
+/// A GPT that computes: what it takes longer, over what one core takes to copy what has moved.
+Result run_real(const std::filesystem::path& folder, const PairOptions& options) {
+  Rounds rounds;
+  double copy_rate = 0;
+  const auto round = [&] {
+    float kept = 0;
+    float moved = 0;
+    rounds.add(run_gpt("keep", true, folder, kept));
+    const ActivationRun host = run_gpt("host", false, folder, moved);
+    rounds.add(host);
+    if (kept != moved) throw LogicError("bench: the loss depends on where activations are");
+    copy_rate = measured_copy_rate();
+    const double copies = (host.left_device_bytes + host.reached_device_bytes) / copy_rate;
+    return std::vector<double>{(host.seconds - rounds.last_seconds("keep")) / copies};
+  };
+  const Target target{Target::Sense::at_most, kAddedOverCopies};
+  const auto judge_all = [&](const std::vector<Interval>& ratios) { return judge(ratios.front(), target); };
+  Result result;
+  const std::vector<Interval> ratios = compare_in_rounds(options, round, judge_all);
+  if (ratios.empty()) return result;
+  result.verdict = judge_all(ratios) == Verdict::undecided ? Verdict::missed : judge_all(ratios);
+  result.setting =
+      formatted("a GPT that computes, half of its activations on the host, copies of %.1f GB/s", copy_rate * 1e-9);
+  result.figure = "added over";
+  result.ratios = {{"copies", ratios.front()}};
+  result.target = formatted("<= %.1f", kAddedOverCopies);
+  result.rounds = rounds.count();
+  result.runs = rounds.summary();
+  return result;
+}
+
+ActivationSetting alike(double link_rate) {
+  return {.name = "",
+          .blocks = std::vector<BlockProfile>(
+              6, {.forward_seconds = 0.012, .backward_seconds = 0.024, .input_bytes = 0, .saved_bytes = 8 * kMiB}),
+          .room_bytes = 28 * kMiB,
+          .link_rate = link_rate};
+}
+
+/// Blocks that are quick and save much beside others that are slow and save little.
+ActivationSetting mixed() {
+  ActivationSetting setting{.name = "", .blocks = {}, .room_bytes = 28 * kMiB, .link_rate = 0.4e9};
+  for (int i = 0; i < 3; ++i) {
+    setting.blocks.push_back(
+        {.forward_seconds = 0.004, .backward_seconds = 0.008, .input_bytes = 0, .saved_bytes = 16 * kMiB});
+    setting.blocks.push_back(
+        {.forward_seconds = 0.024, .backward_seconds = 0.048, .input_bytes = 0, .saved_bytes = 8 * kMiB});
+  }
+  return setting;
+}
+
+struct Case {
+  std::string name;
+  std::function<Result(const std::filesystem::path& folder, const PairOptions& options)> run;
+};
+
+const std::vector<Case>& all_cases() {
+  static const auto plan = [](ActivationSetting setting, bool beats_all) {
+    return [setting = std::move(setting), beats_all](const auto& folder, const auto& options) {
+      return run_plan(setting, beats_all, folder, options);
+    };
+  };
+  static const std::vector<Case> cases{
+      {"slow-link", plan(alike(0.25e9), false)},
+      {"medium-link", plan(alike(0.5e9), false)},
+      {"fast-link", plan(alike(1e9), false)},
+      {"mixed", plan(mixed(), true)},
+      {"hidden", [](const auto& folder, const auto& options) { return run_hidden(alike(1e9), folder, options); }},
+      {"real", run_real},
+  };
+  return cases;
+}
+
+std::string blocks_in_letters(const ActivationReport& report) {
+  std::string letters;
+  for (const BlockActivations each : report.blocks) {
+    letters += each == BlockActivations::keep ? 'k' : each == BlockActivations::offload ? 'o' : 'r';
+  }
+  return report.is_dropped ? letters + " (dropped)" : letters;
+}
+
+nlohmann::ordered_json to_json(const Result& result) {
+  nlohmann::ordered_json json{{"name", result.name}, {"setting", result.setting}, {"rounds", result.rounds}};
+  for (const ActivationRun& run : result.runs) {
+    nlohmann::ordered_json one{{"seconds", run.seconds},
+                               {"left_device_bytes", run.left_device_bytes},
+                               {"reached_device_bytes", run.reached_device_bytes}};
+    if (run.report) {
+      one["plan"] = {
+          {"blocks", blocks_in_letters(*run.report)},       {"predicted_seconds", run.report->predicted_seconds},
+          {"predicted_bytes", run.report->predicted_bytes}, {"measured_bytes", run.left_device_bytes},
+          {"seconds_before", run.report->seconds_before},   {"bytes_before", run.report->bytes_before}};
+    }
+    json["activations"][run.activations] = std::move(one);
+  }
+  for (const auto& [other, ratio] : result.ratios) json[result.figure + " " + other] = interval_json(ratio);
+  if (result.best) {
+    std::string letters;
+    for (const bool again : result.best->recomputed) letters += again ? 'r' : '-';
+    json["exhaustive_search"] = {{"blocks", letters},
+                                 {"played_seconds", result.best->seconds},
+                                 {"played_seconds_of_auto", result.chosen_seconds}};
+  }
+  json["target"] = result.target;
+  json["verdict"] = name_of(result.verdict);
+  return json;
+}
+
+std::string to_text(const std::vector<Result>& results) {
+  std::string text;
+  for (const Result& result : results) {
+    text += result.name + ": " + result.setting + "\n";
+    std::vector<std::vector<std::string>> rows{{"activations", "ms a step", "MiB out", "MiB in", "blocks"}};
+    for (const ActivationRun& run : result.runs) {
+      rows.push_back(
+          {run.activations, formatted("%.1f", 1e3 * run.seconds), formatted("%.1f", run.left_device_bytes / kMiB),
+           formatted("%.1f", run.reached_device_bytes / kMiB), run.report ? blocks_in_letters(*run.report) : ""});
+      if (run.report) {
+        rows.push_back({"  predicted", formatted("%.1f", 1e3 * run.report->predicted_seconds),
+                        formatted("%.1f", static_cast<double>(run.report->predicted_bytes) / kMiB), "", ""});
+      }
+    }
+    text += format_table(rows);
+    for (const auto& [other, ratio] : result.ratios) {
+      text += formatted("%s %s: %.3f [%.3f, %.3f]\n", result.figure.c_str(), other.c_str(), ratio.median, ratio.low,
+                        ratio.high);
+    }
+    if (result.best) {
+      text += formatted("shortest of all plans, played: %.1f ms; the chosen one: %.1f ms\n", 1e3 * result.best->seconds,
+                        1e3 * result.chosen_seconds);
+    }
+    text += formatted("%s: %s, %zu rounds\n\n", result.target.c_str(), name_of(result.verdict), result.rounds);
+  }
+  return text;
+}
+
+std::vector<const Case*> chosen(const BenchActivationsOptions& options) {
+  std::vector<const Case*> found;
+  for (const Case& known : all_cases()) {
+    const bool named = std::find(options.cases.begin(), options.cases.end(), known.name) != options.cases.end();
+    if (named || options.cases.empty()) found.push_back(&known);
+  }
+  for (const std::string& name : options.cases) {
+    const bool known =
+        std::any_of(all_cases().begin(), all_cases().end(), [&](const Case& each) { return each.name == name; });
+    if (known) continue;
+    std::string list;
+    for (const Case& each : all_cases()) list += (list.empty() ? "" : ", ") + each.name;
+    throw ConfigError("bench: there is no case '" + name + "'", "the cases are " + list);
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> bench_activations_cases() {
+  std::vector<std::string> names;
+  for (const Case& known : all_cases()) names.push_back(known.name);
+  return names;
+}
+
+bool bench_activations(const BenchActivationsOptions& options) {
+  const std::vector<const Case*> cases = chosen(options);
+  std::error_code error;
+  std::filesystem::create_directories(options.folder, error);
+  if (error) throw IoError("bench: making the folder " + options.folder.string() + " failed: " + error.message());
+  // Waits of a few microseconds are part of links and computation that are emulated.
+  prctl(PR_SET_TIMERSLACK, 1000UL);
+  const Interrupt interrupt;
+  PairOptions pairs;
+  pairs.pairs = options.rounds;
+  pairs.most_pairs = options.rounds < pairs_of_a_figure ? options.rounds : std::max(options.rounds, pairs.most_pairs);
+  pairs.stop = [&] { return interrupt.requested(); };
+  std::vector<Result> results;
+  for (const Case* one : cases) {
+    if (interrupt.requested()) break;
+    std::fprintf(stderr, "%s ...\n", one->name.c_str());
+    Result result = one->run(options.folder, pairs);
+    if (result.rounds == 0) break;
+    result.name = one->name;
+    results.push_back(std::move(result));
+  }
+  if (options.json) {
+    std::vector<nlohmann::ordered_json> list;
+    for (const Result& result : results) list.push_back(to_json(result));
+    std::printf("%s\n",
+                bench_json(kVersion, at::get_num_threads(), {{"folder", options.folder.string()}}, list).c_str());
+  } else {
+    std::fputs(to_text(results).c_str(), stdout);
+  }
+  std::fflush(stdout);
+  return !interrupt.requested();
+}
+
+}  // namespace terrace

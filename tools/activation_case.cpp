@@ -1,0 +1,152 @@
+#include "tools/activation_case.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/clock.h"
+#include "integration/adamw.h"
+#include "integration/session.h"
+#include "tools/bench_session.h"
+#include "tools/gpt.h"
+#include "tools/timed_blocks.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
+/// Of the device, beside what is saved: parameters, gradients and the program's small tensors.
+constexpr std::uint64_t kBesideBlocks = 2 * kMiB;
+/// By then residency knows the step, and where there is a plan, it is judged.
+constexpr int kWarmSteps = 3;
+constexpr int kWarmStepsOfAuto = 10;
+constexpr int kTimedSteps = 5;
+
+constexpr std::int64_t kSequences = 8;
+constexpr std::uint64_t kGptStates = 256 * kMiB;       // the model's, with room
+constexpr std::uint64_t kGptActivations = 400 * kMiB;  // about what backward of it needs
+
+GptOptions gpt_options() { return {.layers = 6, .heads = 8, .width = 384, .sequence = 256}; }
+
+Config config_of(const std::string& activations, std::uint64_t device_bytes, std::uint64_t host_bytes,
+                 const std::filesystem::path& folder) {
+  Config config;
+  config.device.kind = "emulated";
+  config.device.memory = device_bytes;
+  config.host.memory = host_bytes;
+  if (activations == "nvme") {
+    config.nvme.paths = {folder};
+    config.nvme.memory = host_bytes;
+  }
+  config.placement.chunk = kMiB;
+  config.placement.activations = activations;
+  config.log.level = LogLevel::warning;
+  return config;
+}
+
+/// Steps of a session, some of which are timed.
+ActivationRun timed(Session& session, const std::string& activations, const std::function<void()>& step) {
+  return with_typed_errors(session, [&] {
+    const int warm = activations == "auto" ? kWarmStepsOfAuto : kWarmSteps;
+    for (int i = 0; i < warm; ++i) step();
+    session.synchronize();
+    const MemoryUsage before = session.memory_usage();
+    std::vector<double> seconds;
+    for (int i = 0; i < kTimedSteps; ++i) {
+      const Stopwatch watch;
+      step();
+      seconds.push_back(watch.elapsed_seconds());
+    }
+    const MemoryUsage after = session.memory_usage();
+    const auto moved = [&](Link link) {
+      return static_cast<double>(after.moved(link, Kind::activation) - before.moved(link, Kind::activation)) /
+             kTimedSteps;
+    };
+    return ActivationRun{.activations = activations,
+                         .seconds = median_of(seconds),
+                         .left_device_bytes = moved(Link::device_to_host),
+                         .reached_device_bytes = moved(Link::host_to_device),
+                         .report = session.activation_report()};
+  });
+}
+
+}  // namespace
+
+ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::string& activations, bool room_for_all,
+                               const std::filesystem::path& folder) {
+  const ThreadsOfLibTorch one(1);
+  std::uint64_t saved = 0;
+  for (const BlockProfile& block : setting.blocks) saved += block.saved_bytes;
+  Config config = config_of(activations, (room_for_all ? 2 * saved : setting.room_bytes) + kBesideBlocks,
+                            2 * saved + 64 * kMiB, folder);
+  config.device.link = static_cast<std::uint64_t>(setting.link_rate);
+  Session session(config);
+  TimedBlocks model(setting.blocks);
+  session.manage(model);
+  AdamW optimizer(session, torch::optim::AdamWOptions(0.0));
+  return timed(session, activations, [&] {
+    model.forward().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  });
+}
+
+ActivationRun run_gpt(const std::string& activations, bool room_for_all, const std::filesystem::path& folder,
+                      float& loss) {
+  Session session(config_of(activations, kGptStates + (room_for_all ? 4 : 1) * kGptActivations / (room_for_all ? 1 : 2),
+                            4 * kGptStates + kGptActivations, folder));
+  torch::manual_seed(1);
+  Gpt model = session.construct([] { return Gpt(gpt_options()); });
+  session.manage(*model);
+  AdamW optimizer(session, torch::optim::AdamWOptions(1e-4));
+  const std::int64_t sequence = gpt_options().sequence;
+  const at::Tensor tokens = at::randint(0, GptOptions::vocabulary, {kSequences, sequence + 1}, at::kLong);
+  return timed(session, activations, [&] {
+    const at::Tensor result = model->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence).contiguous());
+    result.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    session.synchronize();
+    loss = result.item<float>();
+  });
+}
+
+PassProfile profile_of(const ActivationSetting& setting) {
+  return {.blocks = setting.blocks,
+          .room_bytes = setting.room_bytes,
+          .out_bytes_per_second = setting.link_rate,
+          .in_bytes_per_second = setting.link_rate};
+}
+
+BestPlan search_exhaustively(const ActivationSetting& setting) {
+  const PassProfile pass = profile_of(setting);
+  const std::size_t count = pass.blocks.size();
+  BestPlan best;
+  for (std::uint64_t choice = 0; choice < std::uint64_t{1} << count; ++choice) {
+    Recomputed recomputed(count);
+    for (std::size_t i = 0; i < count; ++i) recomputed[i] = ((choice >> i) & 1U) != 0;
+    const double seconds = play(pass, recomputed).seconds;
+    if (choice == 0 || seconds < best.seconds) best = {std::move(recomputed), seconds};
+  }
+  return best;
+}
+
+std::vector<Interval> compare_in_rounds(const PairOptions& options, const std::function<std::vector<double>()>& round,
+                                        const std::function<Verdict(const std::vector<Interval>&)>& judge_all) {
+  std::vector<std::vector<double>> values;
+  std::vector<Interval> intervals;
+  for (int wanted = options.pairs; wanted <= options.most_pairs; wanted *= 2) {
+    int done = values.empty() ? 0 : static_cast<int>(values.front().size());
+    for (; done < wanted && !options.stop(); ++done) {
+      const std::vector<double> found = round();
+      values.resize(found.size());
+      for (std::size_t i = 0; i < found.size(); ++i) values[i].push_back(found[i]);
+    }
+    intervals.clear();
+    for (const std::vector<double>& each : values) intervals.push_back(median_interval(each));
+    if (options.stop() || judge_all(intervals) != Verdict::undecided) break;
+  }
+  return intervals;
+}
+
+}  // namespace terrace

@@ -1,0 +1,56 @@
+/// One case of `terrace bench activations`: a model, trained with each way to treat its activations in turn.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "integration/activation_planner.h"
+#include "memory/activation_plan.h"
+#include "tools/paired.h"
+
+namespace terrace {
+
+/// A model whose computation is only waited for (see timed_blocks.h).
+struct ActivationSetting {
+  std::string name;
+  std::vector<BlockProfile> blocks;
+  std::uint64_t room_bytes = 0;  ///< of the device, for what blocks save
+  double link_rate = 0;          ///< bytes a second, each way
+};
+
+/// With one `placement.activations`.
+struct ActivationRun {
+  std::string activations;
+  double seconds = 0;            ///< a step; the median of some
+  double left_device_bytes = 0;  ///< of activations, a step
+  double reached_device_bytes = 0;
+  std::optional<ActivationReport> report{};  ///< of "auto"
+};
+
+/// `folder` is where NVMe is. `room_for_all`: the device holds all that is saved. Throws what a session throws.
+ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::string& activations, bool room_for_all,
+                               const std::filesystem::path& folder);
+
+/// The same of a GPT that computes, on a device that has room for half of its activations, or for all. The loss of the
+/// last step is written to `loss`.
+ActivationRun run_gpt(const std::string& activations, bool room_for_all, const std::filesystem::path& folder,
+                      float& loss);
+
+/// The best of all plans of a setting, as `play` has it.
+struct BestPlan {
+  Recomputed recomputed;
+  double seconds = 0;  ///< of forward and backward
+};
+PassProfile profile_of(const ActivationSetting& setting);
+BestPlan search_exhaustively(const ActivationSetting& setting);
+
+/// Rounds until `values` have a verdict, each of which adds one value to every list: as `compare_in_pairs`, for more
+/// sides than two. `judge_all` looks at the intervals.
+std::vector<Interval> compare_in_rounds(const PairOptions& options, const std::function<std::vector<double>()>& round,
+                                        const std::function<Verdict(const std::vector<Interval>&)>& judge_all);
+
+}  // namespace terrace
