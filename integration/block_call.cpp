@@ -80,14 +80,16 @@ BlockCall::BlockCall() {
       SavedTensorScope::current() != nullptr || Pause::active()) {
     return;
   }
-  if (const auto planner = current_planner().get()) {
-    decision_ = planner->begin_call();
-    is_outermost_ = within_call = true;
+  const std::shared_ptr<BlockPlanner> planner = current_planner().get();
+  if (planner == nullptr) {
+    return;
   }
+  decision_ = planner->begin_call();
   if (is_metered()) {
     source_ = std::make_unique<Metered>(decision_.meter);
     scope_.emplace(*source_);
   }
+  is_outermost_ = within_call = true;
 }
 
 BlockCall::~BlockCall() {

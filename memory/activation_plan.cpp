@@ -235,7 +235,7 @@ template <class SecondsAt>
 double least_rate(double seconds, SecondsAt&& seconds_at) {
   double slow = 1;
   double fast = 1e13;
-  if (seconds_at(fast) >= seconds) {
+  if (seconds_at(fast) * (1 + least_gain) >= seconds) {
     return unlimited;
   }
   for (int halvings = 0; halvings < 60 && fast > slow * 1.001; ++halvings) {

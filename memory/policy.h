@@ -28,7 +28,9 @@
 ///
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
-/// of it stays until its room is wanted. So what the device has room for is not written out.
+/// of it stays until its room is wanted. So what the device has room for is not written out. Nor is what has been read,
+/// to make room ahead of need: it dies sooner. And where room is wanted at once, but the dirty copy that would leave is
+/// wanted sooner than others that are being written home already, those are waited for.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all
 /// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
@@ -294,6 +296,10 @@ class Policy {
   /// The copy that spares the fewest transfers for each entry for which it stays, of those with a next use beyond
   /// `distance`, where that is given.
   std::optional<ChunkId> victim(Tier tier, std::optional<std::uint64_t> distance = std::nullopt) const;
+  /// What the copies take that are written home and can be dropped then, and have a next use beyond `distance`.
+  std::uint64_t being_cleaned(Tier tier, std::uint64_t distance) const;
+  /// Of an activation, as far as is known: it is not wanted again, and dies with what has read it.
+  bool was_read_in_pass(ChunkId id) const;
   /// What the copies take that can be evicted now and have a next use beyond `distance`.
   std::uint64_t could_leave(Tier tier, std::uint64_t distance) const;
   /// Whether the copy can be evicted now.

@@ -75,15 +75,32 @@ bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
     if (!id) {
       return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
     }
+    // To write one that is wanted sooner would take longer.
+    if (!chunks_[*id].is_spare(tier) &&
+        being_cleaned(tier, distance_of(*id, tier)) >= shortage(tier, bytes, for_chunk)) {
+      return true;
+    }
     evict(*id, tier, TransferPriority::demand);
   }
   return true;
 }
 
+std::uint64_t Policy::being_cleaned(Tier tier, std::uint64_t distance) const {
+  std::uint64_t bytes = 0;
+  for (const ChunkId guest : guests_[index_of(tier)]) {
+    const Residency& chunk = chunks_[guest];
+    const Residency::Copy& copy = chunk.at(tier);
+    const bool is_being_cleaned = copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing > 0;
+    bytes += is_being_cleaned && distance_of(guest, tier) > distance ? chunk.info().room_bytes[index_of(tier)] : 0;
+  }
+  return bytes;
+}
+
 std::uint64_t Policy::could_leave(Tier tier, std::uint64_t distance) const {
   std::uint64_t bytes = 0;
   for (const ChunkId guest : guests_[index_of(tier)]) {
-    if (can_leave(guest, tier) && distance_of(guest, tier) > distance) {
+    const bool dies = tier == Tier::device && !chunks_[guest].is_spare(tier) && was_read_in_pass(guest);
+    if (can_leave(guest, tier) && distance_of(guest, tier) > distance && !dies) {
       bytes += chunks_[guest].info().room_bytes[index_of(tier)];
     }
   }
@@ -105,7 +122,7 @@ void Policy::make_room_patiently(ChunkId id, Tier tier) {
 void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
   Residency& chunk = chunks_[id];
   plan_again(id, tier);
-  if (tier == Tier::device && chunk.info().kind == Kind::activation) {
+  if (tier == Tier::device && chunk.info().kind == Kind::activation && !was_read_in_pass(id)) {
     chunk.had_to_leave = activations_leave_ = true;
   }
   if (chunk.is_spare(tier)) {
@@ -147,6 +164,11 @@ std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) c
   return limited ? std::max(in_budget, missing(chunk_bytes_[at], device_chunk_limit_)) : in_budget;
 }
 
+bool Policy::was_read_in_pass(ChunkId id) const {
+  const Forecast& forecast = lanes_[index_of(Tier::device)].forecast;
+  return chunks_[id].info().kind == Kind::activation && forecast.schedule() != nullptr && !forecast.used_again(id);
+}
+
 std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> distance) const {
   std::optional<ChunkId> found;
   double least = 0;
@@ -160,6 +182,9 @@ std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> di
       continue;
     }
     const bool clean = chunks_[id].is_spare(tier);
+    if (distance && !clean && tier == Tier::device && was_read_in_pass(id)) {
+      continue;
+    }
     const double worth = each_of(away) + (clean ? 0 : each_of(distance_of_write(id, tier)));
     const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
     const bool better =

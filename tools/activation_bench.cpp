@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <sys/prctl.h>
-#include <system_error>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -14,11 +13,13 @@
 
 #include "base/error.h"
 #include "offload/copy_rate.h"
+#include "offload/nvme_paths.h"
 #include "tools/activation_case.h"
 #include "tools/bench.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
 #include "tools/interrupt.h"
+#include "tools/made_folders.h"
 #include "tools/text_table.h"
 
 namespace terrace {
@@ -30,6 +31,8 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
 constexpr double kAutoOverBest = 1.05;
 constexpr double kHiddenOverKeep = 1.02;
 constexpr double kAddedOverCopies = 1.2;
+constexpr double kResidentOverUnmanaged = 1.01;
+constexpr double kMicrosecondsAnOp = 0.3;
 
 /// What a case has shown.
 struct Result {
@@ -196,6 +199,58 @@ Result run_real(const std::filesystem::path& folder, const PairOptions& options)
   return result;
 }
 
+/// A GPT all of which is on the device, with what is saved under management as it is by default.
+Result run_resident(PairOptions options) {
+  ResidentGpt gpt;
+  options.target = {Target::Sense::at_most, kResidentOverUnmanaged};
+  std::vector<double> managed;
+  std::vector<double> unmanaged;
+  const Comparison comparison = compare_in_pairs(
+      options, [&] { return managed.emplace_back(gpt.managed_seconds()); },
+      [&] { return unmanaged.emplace_back(gpt.unmanaged_seconds()); });
+  Result result;
+  if (comparison.ratios.empty()) return result;
+  result.setting = "forward and backward of a GPT that is on the device";
+  result.figure = "managed over";
+  result.ratios = {{"unmanaged", comparison.ratio}};
+  result.target = formatted("<= %.2f", kResidentOverUnmanaged);
+  result.verdict = comparison.verdict;
+  result.rounds = comparison.ratios.size();
+  result.runs = {{.activations = "auto", .seconds = median_of(managed)},
+                 {.activations = "unmanaged", .seconds = median_of(unmanaged)}};
+  return result;
+}
+
+Result run_interception(const PairOptions& options) {
+  const auto round = [] {
+    const InterceptionCost cost = measure_interception();
+    return std::vector<double>{1e6 * cost.of_any_op, 1e6 * cost.of_managed_op};
+  };
+  const Target target{Target::Sense::at_most, kMicrosecondsAnOp};
+  const auto judge_all = [&](const std::vector<Interval>& costs) {
+    return costs.back().high <= target.value ? Verdict::met
+           : costs.back().low > target.value ? Verdict::missed
+                                             : Verdict::undecided;
+  };
+  Result result;
+  int rounds = 0;
+  const std::vector<Interval> costs = compare_in_rounds(
+      options,
+      [&] {
+        ++rounds;
+        return round();
+      },
+      judge_all);
+  if (costs.empty()) return result;
+  result.setting = "ops on single numbers, against a callback that does nothing";
+  result.figure = "us added to";
+  result.ratios = {{"an op", costs.front()}, {"an op on what is managed", costs.back()}};
+  result.target = formatted("<= %.1f us", kMicrosecondsAnOp);
+  result.verdict = judge_all(costs) == Verdict::met ? Verdict::met : Verdict::missed;
+  result.rounds = static_cast<std::size_t>(rounds);
+  return result;
+}
+
 ActivationSetting alike(double link_rate) {
   return {.name = "",
           .blocks = std::vector<BlockProfile>(
@@ -234,6 +289,8 @@ const std::vector<Case>& all_cases() {
       {"mixed", plan(mixed(), true)},
       {"hidden", [](const auto& folder, const auto& options) { return run_hidden(alike(1e9), folder, options); }},
       {"real", run_real},
+      {"resident", [](const auto&, const auto& options) { return run_resident(options); }},
+      {"interception", [](const auto&, const auto& options) { return run_interception(options); }},
   };
   return cases;
 }
@@ -328,9 +385,8 @@ std::vector<std::string> bench_activations_cases() {
 
 bool bench_activations(const BenchActivationsOptions& options) {
   const std::vector<const Case*> cases = chosen(options);
-  std::error_code error;
-  std::filesystem::create_directories(options.folder, error);
-  if (error) throw IoError("bench: making the folder " + options.folder.string() + " failed: " + error.message());
+  const MadeFolders made({options.folder});
+  make_nvme_folder(options.folder);
   // Waits of a few microseconds are part of links and computation that are emulated.
   prctl(PR_SET_TIMERSLACK, 1000UL);
   const Interrupt interrupt;

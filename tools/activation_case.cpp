@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "integration/adamw.h"
+#include "integration/pause.h"
 #include "integration/session.h"
 #include "tools/bench_session.h"
 #include "tools/gpt.h"
@@ -23,6 +25,7 @@ constexpr int kWarmStepsOfAuto = 10;
 constexpr int kTimedSteps = 5;
 
 constexpr std::int64_t kSequences = 8;
+constexpr std::int64_t kResidentSequences = 2;
 constexpr std::uint64_t kGptStates = 256 * kMiB;       // the model's, with room
 constexpr std::uint64_t kGptActivations = 400 * kMiB;  // about what backward of it needs
 
@@ -41,6 +44,14 @@ Config config_of(const std::string& activations, std::uint64_t device_bytes, std
   config.placement.chunk = kMiB;
   config.placement.activations = activations;
   config.log.level = LogLevel::warning;
+  return config;
+}
+
+/// Parameters and gradients are on the device, and there is room for the rest.
+Config resident_config() {
+  Config config = config_of("auto", 16 * kGptStates, kGptStates, {});
+  config.placement.parameters = Config::Shares{.device = 1};
+  config.placement.gradients = Config::Shares{.device = 1};
   return config;
 }
 
@@ -109,6 +120,91 @@ ActivationRun run_gpt(const std::string& activations, bool room_for_all, const s
     session.synchronize();
     loss = result.item<float>();
   });
+}
+
+struct ResidentGpt::Sides {
+  Sides() : session(resident_config()) {
+    torch::manual_seed(1);
+    managed = Gpt(gpt_options());
+    session.manage(*managed);
+    const std::int64_t sequence = gpt_options().sequence;
+    {
+      const Pause pause;
+      torch::manual_seed(1);
+      unmanaged = Gpt(gpt_options());
+      tokens = at::randint(0, GptOptions::vocabulary, {kResidentSequences, sequence + 1}, at::kLong);
+    }
+    for (int i = 0; i < kWarmSteps; ++i) {
+      if (run(managed) != paused(unmanaged)) throw LogicError("bench: the loss depends on whether a GPT is managed");
+    }
+  }
+
+  float run(Gpt& model) const {
+    const std::int64_t sequence = gpt_options().sequence;
+    const at::Tensor loss = model->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence).contiguous());
+    loss.backward();
+    model->zero_grad();
+    return loss.item<float>();
+  }
+  float paused(Gpt& model) const {
+    const Pause pause;
+    return run(model);
+  }
+
+  Session session;
+  Gpt managed = nullptr;
+  Gpt unmanaged = nullptr;
+  at::Tensor tokens;
+};
+
+ResidentGpt::ResidentGpt() : sides_(std::make_unique<Sides>()) {}
+ResidentGpt::~ResidentGpt() = default;
+
+double ResidentGpt::managed_seconds() {
+  const Stopwatch watch;
+  sides_->run(sides_->managed);
+  return watch.elapsed_seconds();
+}
+
+double ResidentGpt::unmanaged_seconds() {
+  const Stopwatch watch;
+  sides_->paused(sides_->unmanaged);
+  return watch.elapsed_seconds();
+}
+
+InterceptionCost measure_interception() {
+  constexpr int ops = 20'000;
+  constexpr int rounds = 15;
+  const ThreadsOfLibTorch one(1);
+  Session session(resident_config());
+  torch::nn::Linear module(1, 1);
+  session.manage(*module);
+  const at::NoGradGuard no_graph;
+  at::Tensor sum = at::zeros({1});
+  at::Tensor ordinary;
+  at::Tensor bare;
+  {
+    const Pause pause;
+    ordinary = at::ones({1});
+    bare = at::zeros({1});
+  }
+  const auto seconds_of = [&](at::Tensor& to, const at::Tensor& operand) {
+    const Stopwatch watch;
+    for (int i = 0; i < ops; ++i) to.add_(operand);
+    return watch.elapsed_seconds() / ops;
+  };
+  std::vector<double> any;
+  std::vector<double> managed;
+  for (int round = 0; round < rounds; ++round) {
+    double empty = 0;
+    {
+      const Pause pause;  // our callback does nothing then
+      empty = seconds_of(bare, ordinary);
+    }
+    any.push_back(seconds_of(sum, ordinary) - empty);
+    managed.push_back(seconds_of(sum, module->bias) - empty);
+  }
+  return {.of_any_op = median_of(std::move(any)), .of_managed_op = median_of(std::move(managed))};
 }
 
 PassProfile profile_of(const ActivationSetting& setting) {

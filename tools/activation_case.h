@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,30 @@ ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::stri
 /// last step is written to `loss`.
 ActivationRun run_gpt(const std::string& activations, bool room_for_all, const std::filesystem::path& folder,
                       float& loss);
+
+/// A GPT all of which is on the device, beside one that is not managed: forward and backward, of which each call of
+/// either lasts some tenths of a second.
+class ResidentGpt {
+ public:
+  ResidentGpt();
+  ~ResidentGpt();
+  ResidentGpt(const ResidentGpt&) = delete;
+  ResidentGpt& operator=(const ResidentGpt&) = delete;
+
+  double managed_seconds();
+  double unmanaged_seconds();
+
+ private:
+  struct Sides;
+  std::unique_ptr<Sides> sides_;
+};
+
+/// Seconds that interception adds to an op, beyond those of a callback for ops' inputs that does nothing.
+struct InterceptionCost {
+  double of_any_op = 0;      ///< none of whose operands is managed
+  double of_managed_op = 0;  ///< one of whose operands is, and is on the device
+};
+InterceptionCost measure_interception();
 
 /// The best of all plans of a setting, as `play` has it.
 struct BestPlan {

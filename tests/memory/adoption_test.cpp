@@ -24,8 +24,8 @@ struct AdoptionWorld : StreamWorld {
                          std::uint64_t device_chunk_limit = ~std::uint64_t{0})
       : StreamWorld({.granule_bytes = granule,
                      .device_bytes = device_bytes,
-                     .host_bytes = 2 * bytes,
-                     .nvme_extents = 2 * bytes / granule,
+                     .host_bytes = 4 * bytes,
+                     .nvme_extents = 4 * bytes / granule,
                      .device_chunk_limit = device_chunk_limit,
                      .prefetch_depth = prefetch_depth}) {}
 
@@ -114,6 +114,41 @@ TEST_P(Adoption, is_followed_by_a_copy_to_the_home_at_once_where_the_one_before_
   EXPECT_EQ(world.state(chunk, GetParam()), CopyState::valid);
   EXPECT_EQ(world.state(chunk, device), CopyState::valid) << "nobody wants its room";
   EXPECT_TRUE(world.holds(chunk, 3));
+}
+
+TEST_P(Adoption, has_only_those_leave_in_later_passes_that_find_no_room) {
+  constexpr std::size_t count = 4;
+  AdoptionWorld world(3 * room, 4);
+  std::vector<ChunkId> chunks;
+  std::uint64_t left_before = 0;
+  for (int pass = 0; pass < 4; ++pass) {
+    world.stream.begin_pass(1);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Allocation allocation = world.made(i);
+      const auto in_place_of = pass == 0 ? std::nullopt : std::optional(chunks[i]);
+      const ChunkId chunk = world.add(GetParam(), in_place_of);
+      ASSERT_EQ(chunk, in_place_of.value_or(chunk));
+      chunks.resize(count);
+      chunks[i] = chunk;
+      ASSERT_TRUE(world.adopt(chunk, allocation));
+    }
+    for (std::size_t i = count; i-- > 0;) {
+      EXPECT_TRUE(world.holds(chunks[i], i));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // what is brought ahead looks for room
+      world.stream.remove_chunk(chunks[i]);
+    }
+    world.stream.step_mark();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (world.device.budget().used() > 0 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const std::uint64_t left = world.stream.usage().moved(Link::device_to_host, Kind::activation);
+    if (pass > 1) {
+      EXPECT_EQ(left - left_before, bytes) << "in pass " << pass;
+    }
+    left_before = left;
+    world.check_invariants();
+  }
 }
 
 TEST_P(Adoption, leaves_nothing_counted_when_the_chunk_is_removed) {

@@ -160,6 +160,42 @@ class BenchTest(unittest.TestCase):
             self.assertIn("lower --layers", result.stderr)
             self.assertEqual(os.listdir(folder), [])
 
+    def test_activations_reports_each_way_and_the_plan_and_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = bench("--path", folder, "--case", "mixed", "--case", "hidden", "--rounds", "1", "--json",
+                           what="activations")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            mixed, hidden = json.loads(result.stdout)["cases"]
+            self.assertEqual(os.listdir(folder), [])
+        self.assertEqual((mixed["name"], hidden["name"]), ("mixed", "hidden"))
+        self.assertEqual(list(mixed["activations"]), ["auto", "host", "nvme", "recompute"])
+        plan = mixed["activations"]["auto"]["plan"]
+        self.assertRegex(plan["blocks"], "^[kor]{6}( \\(dropped\\))?$")
+        for field in ["predicted_seconds", "predicted_bytes", "measured_bytes", "seconds_before", "bytes_before"]:
+            self.assertGreaterEqual(plan[field], 0)
+        self.assertEqual(mixed["activations"]["recompute"]["left_device_bytes"], 0)
+        self.assertGreater(mixed["activations"]["host"]["left_device_bytes"], 0)
+        for other in ["host", "nvme", "recompute"]:
+            self.assertEqual(list(mixed["auto over " + other]), ["median", "low", "high"])
+        self.assertRegex(mixed["exhaustive_search"]["blocks"], "^[r-]{6}$")
+        self.assertIn("r", mixed["exhaustive_search"]["blocks"])
+        self.assertIn("-", mixed["exhaustive_search"]["blocks"])
+        self.assertIn(mixed["verdict"], ["met", "missed"])
+        self.assertEqual(list(hidden["activations"]), ["keep", "host"])
+        self.assertEqual(hidden["activations"]["keep"]["left_device_bytes"], 0)
+
+    def test_activations_refuses_what_is_no_measurement(self):
+        for arguments, said in ((["--path", "x", "--case", "fastest"], "slow-link, medium-link, fast-link, mixed"),
+                                ([], "--path"), (["--path", ""], "a folder"),
+                                (["--path", "x", "--rounds", "0"], "--rounds")):
+            result = bench(*arguments, what="activations")
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertIn(said, result.stderr)
+        with tempfile.NamedTemporaryFile() as file:
+            result = bench("--path", file.name + "/folder", what="activations")
+            self.assertEqual(result.returncode, 4)
+            self.assertIn(file.name, result.stderr)
+
     def test_link_on_cuda_without_a_gpu_is_bad_usage_that_says_why(self):
         result = bench("--set", "device.kind=cuda", what="link")
         self.assertEqual(result.returncode, 2)
