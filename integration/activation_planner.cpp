@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,6 +21,7 @@ namespace {
 
 /// Of a step: what is waited for less is not worth a plan, and a plan that gains less is not tried.
 constexpr double least_share = 0.01;
+constexpr std::uint64_t unlimited_room = std::numeric_limits<std::uint64_t>::max() / 2;
 /// Before one is measured.
 constexpr int steps_to_watch = 2;
 /// With the plan.
@@ -259,7 +261,8 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   stage_ = Stage::settled;
   const auto passes = static_cast<double>(seen.passes);
   const double worth_it = least_share * fastest_seconds_;
-  seen.pass.room_bytes = usage.peak(Tier::device, Kind::activation);
+  // Where some had to leave, the rest had what room there is.
+  seen.pass.room_bytes = left_bytes > 0 ? usage.peak(Tier::device, Kind::activation) : unlimited_room;
   set_rates_as_seen(seen.pass, seen.forward_seconds, seen.backward_seconds);
   const Recomputed none(seen.pass.blocks.size());
   const double seconds_of_none = play(seen.pass, none).seconds;

@@ -25,9 +25,10 @@ constexpr int kWarmStepsOfAuto = 10;
 constexpr int kTimedSteps = 5;
 
 constexpr std::int64_t kSequences = 8;
-constexpr std::int64_t kResidentSequences = 2;
-constexpr std::uint64_t kGptStates = 256 * kMiB;       // the model's, with room
-constexpr std::uint64_t kGptActivations = 400 * kMiB;  // about what backward of it needs
+constexpr std::int64_t kResidentSequences = 8;
+constexpr std::uint64_t kGptStates = 112 * kMiB;       // parameters and gradients, with what moves beside them
+constexpr std::uint64_t kGptActivations = 300 * kMiB;  // about what is saved
+constexpr std::uint64_t kGptHost = 1024 * kMiB;
 
 GptOptions gpt_options() { return {.layers = 6, .heads = 8, .width = 384, .sequence = 256}; }
 
@@ -49,7 +50,7 @@ Config config_of(const std::string& activations, std::uint64_t device_bytes, std
 
 /// Parameters and gradients are on the device, and there is room for the rest.
 Config resident_config() {
-  Config config = config_of("auto", 16 * kGptStates, kGptStates, {});
+  Config config = config_of("auto", kGptStates + 4 * kGptActivations, kGptHost, {});
   config.placement.parameters = Config::Shares{.device = 1};
   config.placement.gradients = Config::Shares{.device = 1};
   return config;
@@ -104,8 +105,8 @@ ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::stri
 
 ActivationRun run_gpt(const std::string& activations, bool room_for_all, const std::filesystem::path& folder,
                       float& loss) {
-  Session session(config_of(activations, kGptStates + (room_for_all ? 4 : 1) * kGptActivations / (room_for_all ? 1 : 2),
-                            4 * kGptStates + kGptActivations, folder));
+  const std::uint64_t room = room_for_all ? 2 * kGptActivations : kGptActivations / 2;
+  Session session(config_of(activations, kGptStates + room, kGptHost, folder));
   torch::manual_seed(1);
   Gpt model = session.construct([] { return Gpt(gpt_options()); });
   session.manage(*model);

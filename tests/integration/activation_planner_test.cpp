@@ -210,7 +210,7 @@ TEST(ActivationPlanner, is_not_asked_where_the_configuration_says_what_to_do) {
   }
 }
 
-TEST(Recompute, has_leave_what_blocks_read) {
+TEST(RecomputedInputs, leave_the_device_where_they_have_no_room) {
   // 24 blocks that each read a MiB, of which the device holds a third.
   constexpr int deep = 24;
   at::set_num_threads(1);

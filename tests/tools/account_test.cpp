@@ -86,11 +86,17 @@ const std::vector<Case>& cases() {
       {"nothing helps the link back", StallCause::device_to_host,
        [](RunFacts& facts) { half_full(facts, Tier::device); }, ""},
 
-      {"activations could go", StallCause::device_room, [](RunFacts&) {},
+      {"activations could go", StallCause::device_room,
+       [](RunFacts& facts) { facts.config.placement.activations = "keep"; },
        "raise device.memory (now 48MiB), or set placement.activations = \"recompute\""},
+      {"activations go as they must", StallCause::device_room, [](RunFacts&) {}, "raise device.memory (now 48MiB)"},
       {"activations are recomputed", StallCause::device_room,
        [](RunFacts& facts) { facts.config.placement.activations = "recompute"; }, "raise device.memory (now 48MiB)"},
-      {"only activations could go", StallCause::device_room, [](RunFacts& facts) { no_room(facts, Tier::device); },
+      {"only activations could go", StallCause::device_room,
+       [](RunFacts& facts) {
+         no_room(facts, Tier::device);
+         facts.config.placement.activations = "keep";
+       },
        "set placement.activations = \"recompute\""},
       {"only the batch could be smaller", StallCause::device_room,
        [](RunFacts& facts) {
