@@ -174,7 +174,8 @@ BlockPlanner::Decision ActivationPlanner::begin_call() {
 
 void ActivationPlanner::end_step() {
   const std::scoped_lock lock(mutex_);
-  if (stage_ == Stage::settled || calls_ == 0) {
+  const std::size_t calls = std::exchange(calls_, 0);
+  if (stage_ == Stage::settled || calls == 0) {
     return;
   }
   const MemoryUsage usage = usage_();
@@ -182,7 +183,6 @@ void ActivationPlanner::end_step() {
   const double seconds = static_cast<double>(now_ns - std::exchange(step_began_ns_, now_ns)) * 1e-9;
   const std::uint64_t left = left_device(usage);
   const std::uint64_t left_in_step = left - std::exchange(left_before_, left);
-  const std::size_t calls = std::exchange(calls_, 0);
   const bool is_alike = calls == std::exchange(calls_before_, calls);
   if (stage_ != Stage::trying && !is_alike) {
     stage_ = Stage::watching;
