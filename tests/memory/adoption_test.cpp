@@ -21,11 +21,11 @@ const std::uint64_t room = PageBlocks::rounded(bytes + offset);
 
 struct AdoptionWorld : StreamWorld {
   explicit AdoptionWorld(std::uint64_t device_bytes, std::size_t prefetch_depth = 0,
-                         std::uint64_t device_chunk_limit = ~std::uint64_t{0})
+                         std::uint64_t device_chunk_limit = ~std::uint64_t{0}, std::uint64_t rest_bytes = 2 * bytes)
       : StreamWorld({.granule_bytes = granule,
                      .device_bytes = device_bytes,
-                     .host_bytes = 4 * bytes,
-                     .nvme_extents = 4 * bytes / granule,
+                     .host_bytes = rest_bytes,
+                     .nvme_extents = rest_bytes / granule,
                      .device_chunk_limit = device_chunk_limit,
                      .prefetch_depth = prefetch_depth}) {}
 
@@ -118,7 +118,7 @@ TEST_P(Adoption, is_followed_by_a_copy_to_the_home_at_once_where_the_one_before_
 
 TEST_P(Adoption, has_only_those_leave_in_later_passes_that_find_no_room) {
   constexpr std::size_t count = 4;
-  AdoptionWorld world(3 * room, 4);
+  AdoptionWorld world(3 * room, 4, ~std::uint64_t{0}, count * bytes);
   std::vector<ChunkId> chunks;
   std::uint64_t left_before = 0;
   for (int pass = 0; pass < 4; ++pass) {
