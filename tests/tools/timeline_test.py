@@ -118,7 +118,7 @@ class TimelineTest(unittest.TestCase):
         for event in trace.of("transfer"):
             self.assertGreater(event["args"]["bytes"], 0)
             self.assertIn(event["args"]["link"], LINKS)
-            self.assertRegex(event["name"], r"^(parameter|gradient|momentum|variance) \d+$")
+            self.assertRegex(event["name"], r"^(parameter|gradient|momentum|variance|activation) \d+$")
         for event in trace.of("stall"):
             self.assertIn(event["name"], CAUSES)
 
