@@ -29,7 +29,7 @@
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
 /// of it stays until its room is wanted. So what the device has room for is not written out. Nor is what has been read,
-/// to make room ahead of need: it dies sooner. And where room is wanted at once, but the dirty copy that would leave is
+/// to make room ahead of need: it dies sooner. And where room is wanted at once, but the dirty one that would leave is
 /// wanted sooner than others that are being written home already, those are waited for.
 ///
 /// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all

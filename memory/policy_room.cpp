@@ -76,7 +76,7 @@ bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
       return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
     }
     // To write one that is wanted sooner would take longer.
-    if (!chunks_[*id].is_spare(tier) &&
+    if (chunks_[*id].info().kind == Kind::activation && !chunks_[*id].is_spare(tier) &&
         being_cleaned(tier, distance_of(*id, tier)) >= shortage(tier, bytes, for_chunk)) {
       return true;
     }
