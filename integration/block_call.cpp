@@ -1,12 +1,11 @@
 #include "integration/block_call.h"
 
-#include <atomic>
-#include <mutex>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
+#include "integration/current.h"
 #include "integration/pause.h"
 
 namespace terrace {
@@ -14,27 +13,8 @@ namespace {
 
 thread_local bool within_call = false;
 
-class CurrentPlanner {
- public:
-  void set(std::shared_ptr<BlockPlanner> planner) noexcept {
-    const std::scoped_lock lock(mutex_);
-    is_set_.store(planner != nullptr, std::memory_order_relaxed);
-    planner_.swap(planner);
-  }
-  bool is_set() const noexcept { return is_set_.load(std::memory_order_relaxed); }
-  std::shared_ptr<BlockPlanner> get() {
-    const std::scoped_lock lock(mutex_);
-    return planner_;
-  }
-
- private:
-  std::atomic<bool> is_set_{false};
-  std::mutex mutex_;
-  std::shared_ptr<BlockPlanner> planner_;
-};
-
-CurrentPlanner& current_planner() {
-  static CurrentPlanner planner;
+Current<BlockPlanner>& current_planner() {
+  static Current<BlockPlanner> planner;
   return planner;
 }
 
@@ -76,12 +56,9 @@ class BlockCall::Metered final : public SavedTensorSource {
 void set_block_planner(std::shared_ptr<BlockPlanner> planner) noexcept { current_planner().set(std::move(planner)); }
 
 BlockCall::BlockCall() {
-  if (!current_planner().is_set() || within_call || !at::GradMode::is_enabled() || c10::InferenceMode::is_enabled() ||
-      SavedTensorScope::current() != nullptr || Pause::active()) {
-    return;
-  }
   const std::shared_ptr<BlockPlanner> planner = current_planner().get();
-  if (planner == nullptr) {
+  if (planner == nullptr || within_call || !at::GradMode::is_enabled() || c10::InferenceMode::is_enabled() ||
+      SavedTensorScope::current() != nullptr || Pause::active()) {
     return;
   }
   decision_ = planner->begin_call();

@@ -1,10 +1,11 @@
 #include "integration/saved_tensors.h"
 
 #include <atomic>
-#include <mutex>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
+
+#include "integration/current.h"
 
 namespace terrace {
 namespace {
@@ -13,33 +14,8 @@ using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 
 /// What threads without a source of their own ask.
-class UsualSource {
- public:
-  void set(std::shared_ptr<SavedTensorSource> source) noexcept {
-    const std::scoped_lock lock(mutex_);
-    is_set_.store(source != nullptr, std::memory_order_relaxed);
-    source_.swap(source);
-  }
-  std::unique_ptr<SavedVariableHooks> hooks() {
-    if (!is_set_.load(std::memory_order_relaxed)) {
-      return nullptr;
-    }
-    std::shared_ptr<SavedTensorSource> source;
-    {
-      const std::scoped_lock lock(mutex_);
-      source = source_;
-    }
-    return source != nullptr ? source->hooks() : nullptr;
-  }
-
- private:
-  std::atomic<bool> is_set_{false};
-  std::mutex mutex_;
-  std::shared_ptr<SavedTensorSource> source_;
-};
-
-UsualSource& usual_source() {
-  static UsualSource* const source = new UsualSource;  // as the engine, which asks it
+Current<SavedTensorSource>& usual_source() {
+  static auto* const source = new Current<SavedTensorSource>;  // as the engine, which asks it
   return *source;
 }
 
@@ -53,7 +29,7 @@ class HookingEngine final : public Engine {
       return source->hooks();
     }
     auto hooks = previous().get_default_saved_variable_hooks();
-    return hooks != nullptr ? std::move(hooks) : usual_source().hooks();
+    return hooks != nullptr ? std::move(hooks) : usual_hooks();
   }
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
@@ -114,7 +90,10 @@ bool is_reached_by(Engine& engine) {
 
 void set_usual_source(std::shared_ptr<SavedTensorSource> source) noexcept { usual_source().set(std::move(source)); }
 
-std::unique_ptr<SavedVariableHooks> usual_hooks() { return usual_source().hooks(); }
+std::unique_ptr<SavedVariableHooks> usual_hooks() {
+  const std::shared_ptr<SavedTensorSource> source = usual_source().get();
+  return source != nullptr ? source->hooks() : nullptr;
+}
 
 KeptTensor::KeptTensor(const at::Tensor& tensor) : hooks_(usual_hooks()) {
   if (hooks_ != nullptr) {

@@ -13,6 +13,7 @@
 #include "integration/generator_state.h"
 #include "integration/recomputed_block.h"
 #include "integration/saved_tensors.h"
+#include "integration/vector_functions.h"
 
 namespace terrace {
 namespace {
@@ -54,6 +55,7 @@ SessionState::SessionState(const Config& config)
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
+  settle_vector_functions();
   memory_.attach(*this);
   attach_program_memory(*this);
   attach_interceptor(*this);

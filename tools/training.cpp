@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "integration/element_types.h"
 #include "integration/program_device.h"
+#include "integration/vector_functions.h"
 #include "optimizer/state_format.h"
 #include "tools/least_memory.h"
 
@@ -48,7 +49,9 @@ Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
   gpt_options(config.model).validate();  // before anything is taken from the tiers
   device_ = program_device(config.device);
   if (device_.is_cuda()) compute_deterministically();
-  if (!unmanaged) {
+  if (unmanaged) {
+    settle_vector_functions();  // as a session does: to have its bits
+  } else {
     session_.emplace(config);
     require_least_memory(config, state_bytes(), session_->memory_usage());
   }

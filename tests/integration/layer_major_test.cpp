@@ -33,7 +33,10 @@ struct Sizes {
 torch::nn::ModuleList make_layers(const Sizes& sizes) {
   torch::nn::ModuleList layers;
   for (int i = 0; i < sizes.depth; ++i) {
-    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(sizes.width, sizes.width).bias(false)));
+    const torch::nn::Linear layer(torch::nn::LinearOptions(sizes.width, sizes.width).bias(false));
+    // So that neither activations nor gradients vanish on the way through many of them.
+    torch::nn::init::xavier_normal_(layer->weight, torch::nn::init::calculate_gain(torch::kTanh));
+    layers->push_back(layer);
   }
   return layers;
 }
