@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <limits>
 #include <map>
-#include <sys/prctl.h>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -15,11 +13,10 @@
 #include "offload/copy_rate.h"
 #include "offload/nvme_paths.h"
 #include "tools/activation_case.h"
-#include "tools/bench.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
-#include "tools/interrupt.h"
 #include "tools/made_folders.h"
+#include "tools/paired.h"
 #include "tools/text_table.h"
 
 namespace terrace {
@@ -43,7 +40,7 @@ struct Result {
   std::vector<std::pair<std::string, Interval>> ratios;
   std::string target;
   Verdict verdict = Verdict::none;
-  std::size_t rounds = 0;
+  int rounds = 0;
   std::optional<BestPlan> best;  ///< by exhaustive search
   double chosen_seconds = 0;     ///< of the plan that "auto" has made, as `play` has it
 };
@@ -67,7 +64,6 @@ class Rounds {
     }
     return all;
   }
-  std::size_t count() const { return order_.empty() ? 0 : seen_.at(order_.front()).size(); }
 
  private:
   std::vector<ActivationRun>& of(const std::string& way) {
@@ -107,6 +103,28 @@ Recomputed recomputed_by(const ActivationRun& run, std::size_t blocks) {
   return plan;
 }
 
+using JudgeAll = std::function<Verdict(const std::vector<Interval>&)>;
+
+JudgeAll first_is_at_most(double value) {
+  return [value](const std::vector<Interval>& ratios) {
+    return judge(ratios.front(), {Target::Sense::at_most, value});
+  };
+}
+
+/// Rounds, each of which gives the figures `names` in order, until there is a verdict. No rounds: it was stopped before
+/// the first.
+Result measured(const PairOptions& options, std::string figure, const std::vector<std::string>& names,
+                const std::function<std::vector<double>()>& round, const JudgeAll& judge_all) {
+  const RoundsComparison comparison = compare_in_rounds(options, round, judge_all);
+  Result result;
+  result.figure = std::move(figure);
+  for (std::size_t i = 0; i < comparison.figures.size(); ++i)
+    result.ratios.emplace_back(names[i], comparison.figures[i]);
+  result.verdict = comparison.verdict;
+  result.rounds = comparison.rounds;
+  return result;
+}
+
 /// The plan against every fixed way. `beats_all`: it is to be faster than each, and otherwise near the best.
 Result run_plan(const ActivationSetting& setting, bool beats_all, const std::filesystem::path& folder,
                 const PairOptions& options) {
@@ -130,15 +148,10 @@ Result run_plan(const ActivationSetting& setting, bool beats_all, const std::fil
     if (!beats_all) return judge(*highest, {Target::Sense::at_most, kAutoOverBest});
     return highest->high < 1 ? Verdict::met : highest->low > 1 ? Verdict::missed : Verdict::undecided;
   };
-  Result result;
-  const std::vector<Interval> ratios = compare_in_rounds(options, round, judge_all);
-  if (ratios.empty()) return result;
-  result.verdict = judge_all(ratios) == Verdict::undecided ? Verdict::missed : judge_all(ratios);
+  Result result = measured(options, "auto over", fixed_ways(), round, judge_all);
+  if (result.rounds == 0) return result;
   result.setting = in_words(setting);
-  result.figure = "auto over";
-  for (std::size_t i = 0; i < ratios.size(); ++i) result.ratios.emplace_back(fixed_ways()[i], ratios[i]);
   result.target = beats_all ? "all < 1" : formatted("all <= %.2f", kAutoOverBest);
-  result.rounds = rounds.count();
   result.runs = rounds.summary();
   result.best = search_exhaustively(setting);
   result.chosen_seconds = play(profile_of(setting), recomputed_by(result.runs.front(), setting.blocks.size())).seconds;
@@ -153,17 +166,9 @@ Result run_hidden(const ActivationSetting& setting, const std::filesystem::path&
     rounds.add(run_timed_blocks(setting, "host", false, folder));
     return std::vector<double>{rounds.last_seconds("host") / rounds.last_seconds("keep")};
   };
-  const Target target{Target::Sense::at_most, kHiddenOverKeep};
-  const auto judge_all = [&](const std::vector<Interval>& ratios) { return judge(ratios.front(), target); };
-  Result result;
-  const std::vector<Interval> ratios = compare_in_rounds(options, round, judge_all);
-  if (ratios.empty()) return result;
-  result.verdict = judge_all(ratios) == Verdict::undecided ? Verdict::missed : judge_all(ratios);
+  Result result = measured(options, "host over", {"keep"}, round, first_is_at_most(kHiddenOverKeep));
   result.setting = in_words(setting);
-  result.figure = "host over";
-  result.ratios = {{"keep", ratios.front()}};
   result.target = formatted("<= %.2f", kHiddenOverKeep);
-  result.rounds = rounds.count();
   result.runs = rounds.summary();
   return result;
 }
@@ -183,18 +188,10 @@ Result run_real(const std::filesystem::path& folder, const PairOptions& options)
     const double copies = (host.left_device_bytes + host.reached_device_bytes) / copy_rate;
     return std::vector<double>{(host.seconds - rounds.last_seconds("keep")) / copies};
   };
-  const Target target{Target::Sense::at_most, kAddedOverCopies};
-  const auto judge_all = [&](const std::vector<Interval>& ratios) { return judge(ratios.front(), target); };
-  Result result;
-  const std::vector<Interval> ratios = compare_in_rounds(options, round, judge_all);
-  if (ratios.empty()) return result;
-  result.verdict = judge_all(ratios) == Verdict::undecided ? Verdict::missed : judge_all(ratios);
+  Result result = measured(options, "added over", {"copies"}, round, first_is_at_most(kAddedOverCopies));
   result.setting =
       formatted("a GPT that computes, half of its activations on the host, copies of %.1f GB/s", copy_rate * 1e-9);
-  result.figure = "added over";
-  result.ratios = {{"copies", ratios.front()}};
   result.target = formatted("<= %.1f", kAddedOverCopies);
-  result.rounds = rounds.count();
   result.runs = rounds.summary();
   return result;
 }
@@ -215,7 +212,7 @@ Result run_resident(PairOptions options) {
   result.ratios = {{"unmanaged", comparison.ratio}};
   result.target = formatted("<= %.2f", kResidentOverUnmanaged);
   result.verdict = comparison.verdict;
-  result.rounds = comparison.ratios.size();
+  result.rounds = static_cast<int>(comparison.ratios.size());
   result.runs = {{.activations = "auto", .seconds = median_of(managed)},
                  {.activations = "unmanaged", .seconds = median_of(unmanaged)}};
   return result;
@@ -226,28 +223,14 @@ Result run_interception(const PairOptions& options) {
     const InterceptionCost cost = measure_interception();
     return std::vector<double>{1e6 * cost.of_any_op, 1e6 * cost.of_managed_op};
   };
-  const Target target{Target::Sense::at_most, kMicrosecondsAnOp};
-  const auto judge_all = [&](const std::vector<Interval>& costs) {
-    return costs.back().high <= target.value ? Verdict::met
-           : costs.back().low > target.value ? Verdict::missed
-                                             : Verdict::undecided;
+  const auto judge_all = [](const std::vector<Interval>& costs) {
+    return costs.back().high <= kMicrosecondsAnOp ? Verdict::met
+           : costs.back().low > kMicrosecondsAnOp ? Verdict::missed
+                                                  : Verdict::undecided;
   };
-  Result result;
-  int rounds = 0;
-  const std::vector<Interval> costs = compare_in_rounds(
-      options,
-      [&] {
-        ++rounds;
-        return round();
-      },
-      judge_all);
-  if (costs.empty()) return result;
+  Result result = measured(options, "us added to", {"an op", "an op on what is managed"}, round, judge_all);
   result.setting = "ops on single numbers, against a callback that does nothing";
-  result.figure = "us added to";
-  result.ratios = {{"an op", costs.front()}, {"an op on what is managed", costs.back()}};
   result.target = formatted("<= %.1f us", kMicrosecondsAnOp);
-  result.verdict = judge_all(costs) == Verdict::met ? Verdict::met : Verdict::missed;
-  result.rounds = static_cast<std::size_t>(rounds);
   return result;
 }
 
@@ -353,66 +336,38 @@ std::string to_text(const std::vector<Result>& results) {
       text += formatted("shortest of all plans, played: %.1f ms; the chosen one: %.1f ms\n", 1e3 * result.best->seconds,
                         1e3 * result.chosen_seconds);
     }
-    text += formatted("%s: %s, %zu rounds\n\n", result.target.c_str(), name_of(result.verdict), result.rounds);
+    text += formatted("%s: %s, %d rounds\n\n", result.target.c_str(), name_of(result.verdict), result.rounds);
   }
   return text;
 }
 
-std::vector<const Case*> chosen(const BenchActivationsOptions& options) {
-  std::vector<const Case*> found;
-  for (const Case& known : all_cases()) {
-    const bool named = std::find(options.cases.begin(), options.cases.end(), known.name) != options.cases.end();
-    if (named || options.cases.empty()) found.push_back(&known);
+void print(const std::vector<Result>& results, const BenchActivationsOptions& options) {
+  if (!options.json) {
+    std::fputs(to_text(results).c_str(), stdout);
+    return;
   }
-  for (const std::string& name : options.cases) {
-    const bool known =
-        std::any_of(all_cases().begin(), all_cases().end(), [&](const Case& each) { return each.name == name; });
-    if (known) continue;
-    std::string list;
-    for (const Case& each : all_cases()) list += (list.empty() ? "" : ", ") + each.name;
-    throw ConfigError("bench: there is no case '" + name + "'", "the cases are " + list);
-  }
-  return found;
+  std::vector<nlohmann::ordered_json> list;
+  for (const Result& result : results) list.push_back(to_json(result));
+  std::printf("%s\n", bench_json(kVersion, at::get_num_threads(), {{"folder", options.folder.string()}}, list).c_str());
 }
 
 }  // namespace
 
-std::vector<std::string> bench_activations_cases() {
-  std::vector<std::string> names;
-  for (const Case& known : all_cases()) names.push_back(known.name);
-  return names;
-}
+std::vector<std::string> bench_activations_cases() { return names_of(all_cases()); }
 
 bool bench_activations(const BenchActivationsOptions& options) {
-  const std::vector<const Case*> cases = chosen(options);
+  const std::vector<Case> cases = wanted_cases(all_cases(), options);
   const MadeFolders made({options.folder});
   make_nvme_folder(options.folder);
-  // Waits of a few microseconds are part of links and computation that are emulated.
-  prctl(PR_SET_TIMERSLACK, 1000UL);
-  const Interrupt interrupt;
-  PairOptions pairs;
-  pairs.pairs = options.rounds;
-  pairs.most_pairs = options.rounds < pairs_of_a_figure ? options.rounds : std::max(options.rounds, pairs.most_pairs);
-  pairs.stop = [&] { return interrupt.requested(); };
   std::vector<Result> results;
-  for (const Case* one : cases) {
-    if (interrupt.requested()) break;
-    std::fprintf(stderr, "%s ...\n", one->name.c_str());
-    Result result = one->run(options.folder, pairs);
-    if (result.rounds == 0) break;
-    result.name = one->name;
+  const bool complete = run_cases(names_of(cases), options, [&](std::size_t i, const PairOptions& rounds) {
+    Result result = cases[i].run(options.folder, rounds);
+    if (result.rounds == 0) return;
+    result.name = cases[i].name;
     results.push_back(std::move(result));
-  }
-  if (options.json) {
-    std::vector<nlohmann::ordered_json> list;
-    for (const Result& result : results) list.push_back(to_json(result));
-    std::printf("%s\n",
-                bench_json(kVersion, at::get_num_threads(), {{"folder", options.folder.string()}}, list).c_str());
-  } else {
-    std::fputs(to_text(results).c_str(), stdout);
-  }
-  std::fflush(stdout);
-  return !interrupt.requested();
+  });
+  print(results, options);
+  return complete;
 }
 
 }  // namespace terrace

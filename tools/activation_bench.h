@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "tools/case_runner.h"
+
 namespace terrace {
 
-struct BenchActivationsOptions {
-  std::filesystem::path folder;    ///< on the drive that activations may go to
-  std::vector<std::string> cases;  ///< by name; empty: all
-  int rounds = 30;                 ///< from 30 on doubled while a verdict is open
-  bool json = false;
+struct BenchActivationsOptions : CaseOptions {
+  std::filesystem::path folder;  ///< on the drive that activations may go to
 };
 
+/// The names of all cases, in their order.
 std::vector<std::string> bench_activations_cases();
 
 /// Runs the cases and prints what they measured. Returns false if it was interrupted, after printing. Throws

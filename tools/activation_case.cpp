@@ -11,6 +11,7 @@
 #include "integration/session.h"
 #include "tools/bench_session.h"
 #include "tools/gpt.h"
+#include "tools/paired.h"
 #include "tools/timed_blocks.h"
 
 namespace terrace {
@@ -226,24 +227,6 @@ BestPlan search_exhaustively(const ActivationSetting& setting) {
     if (choice == 0 || seconds < best.seconds) best = {std::move(recomputed), seconds};
   }
   return best;
-}
-
-std::vector<Interval> compare_in_rounds(const PairOptions& options, const std::function<std::vector<double>()>& round,
-                                        const std::function<Verdict(const std::vector<Interval>&)>& judge_all) {
-  std::vector<std::vector<double>> values;
-  std::vector<Interval> intervals;
-  for (int wanted = options.pairs; wanted <= options.most_pairs; wanted *= 2) {
-    int done = values.empty() ? 0 : static_cast<int>(values.front().size());
-    for (; done < wanted && !options.stop(); ++done) {
-      const std::vector<double> found = round();
-      values.resize(found.size());
-      for (std::size_t i = 0; i < found.size(); ++i) values[i].push_back(found[i]);
-    }
-    intervals.clear();
-    for (const std::vector<double>& each : values) intervals.push_back(median_interval(each));
-    if (options.stop() || judge_all(intervals) != Verdict::undecided) break;
-  }
-  return intervals;
 }
 
 }  // namespace terrace

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +10,6 @@
 
 #include "integration/activation_planner.h"
 #include "memory/activation_plan.h"
-#include "tools/paired.h"
 
 namespace terrace {
 
@@ -72,10 +70,5 @@ struct BestPlan {
 };
 PassProfile profile_of(const ActivationSetting& setting);
 BestPlan search_exhaustively(const ActivationSetting& setting);
-
-/// Rounds until `values` have a verdict, each of which adds one value to every list: as `compare_in_pairs`, for more
-/// sides than two. `judge_all` looks at the intervals.
-std::vector<Interval> compare_in_rounds(const PairOptions& options, const std::function<std::vector<double>()>& round,
-                                        const std::function<Verdict(const std::vector<Interval>&)>& judge_all);
 
 }  // namespace terrace

@@ -1,9 +1,7 @@
 #include "tools/bench.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <sys/prctl.h>
 #include <system_error>
 #include <utility>
 
@@ -12,7 +10,6 @@
 #include "base/error.h"
 #include "tools/bench_case.h"
 #include "tools/bench_report.h"
-#include "tools/interrupt.h"
 #include "tools/real_cases.h"
 #include "tools/stand_in_cases.h"
 
@@ -56,26 +53,15 @@ const std::vector<Case>& all_cases() {
   return cases;
 }
 
-std::vector<const Case*> chosen(const BenchStepOptions& options) {
-  std::vector<const Case*> found;
-  for (const Case& known : all_cases()) {
-    const bool named = std::find(options.cases.begin(), options.cases.end(), known.name) != options.cases.end();
-    if (named || options.cases.empty()) found.push_back(&known);
-  }
-  const std::vector<std::string> names = bench_step_cases();
-  for (const std::string& name : options.cases) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    std::string list;
-    for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
-    throw ConfigError("bench: there is no case '" + name + "'", "the cases are " + list);
-  }
-  for (const Case* one : found) {
-    if (one->needs_nvme && options.nvme.empty()) {
-      throw ConfigError("bench: the case " + one->name + " needs NVMe",
+std::vector<Case> wanted_cases(const BenchStepOptions& options) {
+  std::vector<Case> wanted = wanted_cases(all_cases(), options);
+  for (const Case& one : wanted) {
+    if (one.needs_nvme && options.nvme.empty()) {
+      throw ConfigError("bench: the case " + one.name + " needs NVMe",
                         "say in which folder, as in --nvme /data/terrace, or choose others with --case");
     }
   }
-  return found;
+  return wanted;
 }
 
 void make_folder(const std::filesystem::path& folder) {
@@ -86,35 +72,21 @@ void make_folder(const std::filesystem::path& folder) {
 
 }  // namespace
 
-std::vector<std::string> bench_step_cases() {
-  std::vector<std::string> names;
-  for (const Case& known : all_cases()) names.push_back(known.name);
-  return names;
-}
+std::vector<std::string> bench_step_cases() { return names_of(all_cases()); }
 
 bool bench_step(const BenchStepOptions& options) {
-  const std::vector<const Case*> cases = chosen(options);
+  const std::vector<Case> cases = wanted_cases(options);
   if (!options.nvme.empty()) make_folder(options.nvme);
-  // Waits of a few microseconds are part of links and computation that are emulated.
-  prctl(PR_SET_TIMERSLACK, 1000UL);
-  const Interrupt interrupt;
   std::vector<BenchCase> results;
-  for (const Case* one : cases) {
-    if (interrupt.requested()) break;
-    std::fprintf(stderr, "%s ...\n", one->name.c_str());
-    PairOptions pairs;
-    pairs.pairs = options.pairs;
-    // Fewer are a first look, which is to be short.
-    pairs.most_pairs = options.pairs < pairs_of_a_figure ? options.pairs : std::max(options.pairs, pairs.most_pairs);
-    pairs.stop = [&] { return interrupt.requested(); };
-    BenchCase result = one->run(options.nvme, pairs);
-    if (result.pairs == 0) break;
-    result.name = one->name;
+  const bool complete = run_cases(names_of(cases), options, [&](std::size_t i, const PairOptions& pairs) {
+    BenchCase result = cases[i].run(options.nvme, pairs);
+    if (result.pairs == 0) return;
+    result.name = cases[i].name;
     results.push_back(std::move(result));
-  }
+  });
   std::fputs((options.json ? to_json(results, at::get_num_threads()) + "\n" : to_text(results)).c_str(), stdout);
   std::fflush(stdout);
-  return !interrupt.requested();
+  return complete;
 }
 
 }  // namespace terrace

@@ -5,16 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "tools/case_runner.h"
+
 namespace terrace {
 
-/// Fewer pairs are a first look.
-inline constexpr int pairs_of_a_figure = 30;
-
-struct BenchStepOptions {
-  std::vector<std::string> cases;  ///< by name; none: all
-  int pairs = pairs_of_a_figure;   ///< doubled while the verdict is open, but for a first look
-  std::filesystem::path nvme;      ///< where the stores go
-  bool json = false;
+struct BenchStepOptions : CaseOptions {
+  std::filesystem::path nvme;  ///< where the stores go
 };
 
 /// The names of all cases, in their order.

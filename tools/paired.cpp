@@ -65,26 +65,46 @@ Verdict judge(const Interval& interval, const Target& target) {
 Comparison compare_in_pairs(const PairOptions& options, const std::function<double()>& first,
                             const std::function<double()>& second) {
   Comparison result;
+  const auto pair = [&] {
+    double of_first = 0;
+    double of_second = 0;
+    if (result.ratios.size() % 2 == 0) {
+      of_first = first();
+      of_second = second();
+    } else {
+      of_second = second();
+      of_first = first();
+    }
+    result.ratios.push_back(of_first / of_second);
+    return std::vector<double>{result.ratios.back()};
+  };
+  const auto judge_ratio = [&](const std::vector<Interval>& ratio) {
+    return options.target ? judge(ratio.front(), *options.target) : Verdict::none;
+  };
+  const RoundsComparison pairs = compare_in_rounds(options, pair, judge_ratio);
+  if (pairs.rounds == 0) return result;
+  result.ratio = pairs.figures.front();
+  result.verdict = pairs.verdict;
+  return result;
+}
+
+RoundsComparison compare_in_rounds(const PairOptions& options, const std::function<std::vector<double>()>& round,
+                                   const std::function<Verdict(const std::vector<Interval>&)>& judge_all) {
+  RoundsComparison result;
+  std::vector<std::vector<double>> values;  // by figure
   int wanted = options.pairs;
   while (true) {
-    while (static_cast<int>(result.ratios.size()) < wanted && !options.stop()) {
-      double of_first = 0;
-      double of_second = 0;
-      if (result.ratios.size() % 2 == 0) {
-        of_first = first();
-        of_second = second();
-      } else {
-        of_second = second();
-        of_first = first();
-      }
-      result.ratios.push_back(of_first / of_second);
+    for (; result.rounds < wanted && !options.stop(); ++result.rounds) {
+      const std::vector<double> seen = round();
+      values.resize(seen.size());
+      for (std::size_t i = 0; i < seen.size(); ++i) values[i].push_back(seen[i]);
     }
-    if (result.ratios.empty()) return result;
-    result.ratio = median_interval(result.ratios);
-    if (!options.target) return result;
-    result.verdict = judge(result.ratio, *options.target);
+    if (result.rounds == 0) return result;
+    result.figures.clear();
+    for (const std::vector<double>& each : values) result.figures.push_back(median_interval(each));
+    result.verdict = judge_all(result.figures);
     if (result.verdict != Verdict::undecided) return result;
-    if (static_cast<int>(result.ratios.size()) < wanted || wanted >= options.most_pairs) {
+    if (result.rounds < wanted || wanted >= options.most_pairs) {
       result.verdict = Verdict::missed;
       return result;
     }

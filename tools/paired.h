@@ -1,7 +1,7 @@
 /// Paired comparisons: two sides take turns in one process, so that a machine whose speed drifts slows both.
 ///
 /// The figure is the median of the pairs' ratios, with a bootstrap 95% interval (Efron, "Bootstrap Methods: Another
-/// Look at the Jackknife", 1979). Pure arithmetic but for `compare_in_pairs`, which calls what it is given.
+/// Look at the Jackknife", 1979). Pure arithmetic but for the two that compare, which call what they are given.
 #pragma once
 
 #include <functional>
@@ -56,5 +56,16 @@ struct PairOptions {
 /// `most_pairs`; what is undecided then has missed. No ratios, and no verdict, if it was stopped before the first.
 Comparison compare_in_pairs(const PairOptions& options, const std::function<double()>& first,
                             const std::function<double()>& second);
+
+struct RoundsComparison {
+  std::vector<Interval> figures;    ///< by figure
+  Verdict verdict = Verdict::none;  ///< never undecided
+  int rounds = 0;
+};
+
+/// The same for more sides than two: each round gives the value that it has seen of every figure, and `judge_all` looks
+/// at the figures; the options' target is not used.
+RoundsComparison compare_in_rounds(const PairOptions& options, const std::function<std::vector<double>()>& round,
+                                   const std::function<Verdict(const std::vector<Interval>&)>& judge_all);
 
 }  // namespace terrace

@@ -1,19 +1,14 @@
 #include "tools/update_bench.h"
 
-#include <algorithm>
 #include <cstdio>
-#include <sys/prctl.h>
 #include <utility>
 
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
-#include "base/units.h"
 #include "offload/nvme_paths.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
-#include "tools/interrupt.h"
 #include "tools/made_folders.h"
 #include "tools/text_table.h"
 #include "tools/update_case.h"
@@ -30,27 +25,6 @@ const std::vector<UpdateSetting>& all_settings() {
       {.name = "bf16-split_bfloat16", .type = ElementType::bfloat16, .states = "split_bfloat16"},
   };
   return settings;
-}
-
-std::vector<UpdateSetting> chosen(const BenchUpdateOptions& options) {
-  const auto is_named = [&](const std::string& name) {
-    return std::find(options.cases.begin(), options.cases.end(), name) != options.cases.end();
-  };
-  const std::vector<std::string> names = bench_update_cases();
-  for (const std::string& name : options.cases) {
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    std::string list;
-    for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
-    throw ConfigError("bench: there is no case '" + name + "'", "the cases are " + list);
-  }
-  std::vector<UpdateSetting> found;
-  for (UpdateSetting setting : all_settings()) {
-    if (!options.cases.empty() && !is_named(setting.name)) continue;
-    setting.layers = options.layers;
-    setting.folder = options.folder;
-    found.push_back(std::move(setting));
-  }
-  return found;
 }
 
 double milliseconds(double seconds) { return 1e3 * seconds; }
@@ -155,33 +129,22 @@ void print(const std::vector<UpdateCase>& cases, const BenchUpdateOptions& optio
 
 }  // namespace
 
-std::vector<std::string> bench_update_cases() {
-  std::vector<std::string> names;
-  for (const UpdateSetting& setting : all_settings()) names.push_back(setting.name);
-  return names;
-}
+std::vector<std::string> bench_update_cases() { return names_of(all_settings()); }
 
 bool bench_update(const BenchUpdateOptions& options) {
-  const std::vector<UpdateSetting> settings = chosen(options);
+  const std::vector<UpdateSetting> settings = wanted_cases(all_settings(), options);
   const MadeFolders made({options.folder});
   make_nvme_folder(options.folder);
-  // Waits of a few microseconds are part of computation that is emulated.
-  prctl(PR_SET_TIMERSLACK, 1000UL);
-  const Interrupt interrupt;
-  PairOptions pairs;
-  pairs.pairs = options.pairs;
-  pairs.most_pairs = options.pairs < pairs_of_a_figure ? options.pairs : std::max(options.pairs, pairs.most_pairs);
-  pairs.stop = [&] { return interrupt.requested(); };
   std::vector<UpdateCase> cases;
-  for (const UpdateSetting& setting : settings) {
-    if (interrupt.requested()) break;
-    std::fprintf(stderr, "%s ...\n", setting.name.c_str());
+  const bool complete = run_cases(names_of(settings), options, [&](std::size_t i, const PairOptions& pairs) {
+    UpdateSetting setting = settings[i];
+    setting.layers = options.layers;
+    setting.folder = options.folder;
     UpdateCase result = measure_update(setting, pairs);
-    if (result.pairs == 0) break;
-    cases.push_back(std::move(result));
-  }
+    if (result.pairs > 0) cases.push_back(std::move(result));
+  });
   print(cases, options);
-  return !interrupt.requested();
+  return complete;
 }
 
 }  // namespace terrace

@@ -6,19 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench.h"
+#include "tools/case_runner.h"
 
 namespace terrace {
 
 /// With fewer the host would have room for much of the states.
 inline constexpr std::int64_t bench_update_fewest_layers = 8;
 
-struct BenchUpdateOptions {
-  std::filesystem::path folder;    ///< where the store goes
-  std::vector<std::string> cases;  ///< by name; none: all
-  std::int64_t layers = 24;        ///< of the model, each of 3.2M parameters
-  int pairs = pairs_of_a_figure;   ///< doubled while a verdict is open, but for a first look
-  bool json = false;
+struct BenchUpdateOptions : CaseOptions {
+  std::filesystem::path folder;  ///< where the store goes
+  std::int64_t layers = 24;      ///< of the model, each of 3.2M parameters
 };
 
 /// The names of all cases, in their order.

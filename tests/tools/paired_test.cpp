@@ -124,5 +124,47 @@ TEST(Paired, ends_between_pairs_when_told_to) {
                   .ratios.empty());
 }
 
+TEST(Rounds, are_doubled_until_all_figures_are_judged) {
+  int calls = 0;
+  const RoundsComparison comparison = compare_in_rounds(
+      {.pairs = 2, .most_pairs = 16},
+      [&] {
+        ++calls;
+        return std::vector<double>{1.0, static_cast<double>(calls)};
+      },
+      [&](const std::vector<Interval>& figures) {
+        EXPECT_EQ(figures.size(), 2u);
+        EXPECT_EQ(figures[0].median, 1.0);
+        return calls < 8 ? Verdict::undecided : Verdict::met;
+      });
+  EXPECT_EQ(calls, 8);
+  EXPECT_EQ(comparison.rounds, 8);
+  EXPECT_EQ(comparison.verdict, Verdict::met);
+  ASSERT_EQ(comparison.figures.size(), 2u);
+  EXPECT_EQ(comparison.figures[1].median, 4.5);
+}
+
+TEST(Rounds, that_stay_open_to_the_last_have_missed) {
+  int calls = 0;
+  const RoundsComparison comparison = compare_in_rounds(
+      {.pairs = 3, .most_pairs = 10},
+      [&] {
+        ++calls;
+        return std::vector<double>{1.0};
+      },
+      [](const std::vector<Interval>&) { return Verdict::undecided; });
+  EXPECT_EQ(calls, 10);
+  EXPECT_EQ(comparison.verdict, Verdict::missed);
+}
+
+TEST(Rounds, stopped_before_the_first_give_no_figure) {
+  const RoundsComparison comparison = compare_in_rounds(
+      {.stop = [] { return true; }}, [] { return std::vector<double>{1.0}; },
+      [](const std::vector<Interval>&) { return Verdict::met; });
+  EXPECT_EQ(comparison.rounds, 0);
+  EXPECT_TRUE(comparison.figures.empty());
+  EXPECT_EQ(comparison.verdict, Verdict::none);
+}
+
 }  // namespace
 }  // namespace terrace

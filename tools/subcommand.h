@@ -1,0 +1,35 @@
+/// What the subcommands of the tool are made of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include <CLI/CLI.hpp>
+
+#include "tools/exit_code.h"
+
+namespace terrace {
+
+struct Subcommand {
+  CLI::App* app;                  ///< which says whether it is the one that was given
+  std::function<ExitCode()> run;  ///< with what was parsed
+};
+
+/// Whole numbers only; what CLI11 brings shows in the help, and names the largest double.
+inline CLI::Validator at_least(std::int64_t least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        std::int64_t value = 0;
+        const bool whole = CLI::detail::lexical_cast(text, value) && value >= least;
+        return whole ? std::string() : "found " + text + "; accepted: a whole number from " + std::to_string(least);
+      },
+      "");
+}
+
+/// An unset variable of the shell gives an empty name, and must not give a run that saves nothing.
+inline CLI::Validator folder_name() {
+  return CLI::Validator(
+      [](const std::string& text) { return text.empty() ? std::string("found nothing; accepted: a folder") : ""; }, "");
+}
+
+}  // namespace terrace
