@@ -7,7 +7,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/hash.h>
 
 #include "integration/buffer_snapshots.h"
 #include "integration/offloaded_activations.h"
@@ -87,39 +86,26 @@ const OpTraits* find_traits(const at::RecordFunction& function) {
   return &known.emplace(key, traits_of(*op)).first->second;
 }
 
-using Found = c10::SmallVector<std::pair<ManagedStorage*, std::size_t>, 8>;  // with the argument's position
+using Operands = c10::SmallVector<OpOperand, 8>;
 
-void find_managed(const at::Tensor& tensor, std::size_t position, Found& found) {
+void find_managed(const at::Tensor& tensor, bool writes, Operands& found) {
   if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
-    found.emplace_back(storage, position);
+    found.push_back({storage, writes});
   }
 }
 
-void find_managed(const c10::IValue& value, std::size_t position, Found& found) {
+void find_managed(const c10::IValue& value, bool writes, Operands& found) {
   if (value.isTensor()) {
-    find_managed(value.toTensor(), position, found);
+    find_managed(value.toTensor(), writes, found);
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) {
-      find_managed(tensor, position, found);
+      find_managed(tensor, writes, found);
     }
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
-      find_managed(element, position, found);
+      find_managed(element, writes, found);
     }
   }
-}
-
-std::uint64_t shapes_of_ordinary_tensors(c10::ArrayRef<const c10::IValue> inputs) {
-  std::uint64_t hash = 0;
-  for (const c10::IValue& input : inputs) {
-    if (input.isTensor() && input.toTensor().defined() && ManagedStorage::of(input.toTensor()) == nullptr) {
-      for (const std::int64_t size : input.toTensor().sizes()) {
-        hash = c10::hash_combine(hash, static_cast<std::size_t>(size) + 1);
-      }
-      hash = c10::hash_combine(hash, 1);
-    }
-  }
-  return hash;
 }
 
 /// Tells the block that runs for the first time of the buffers that an op may write.
@@ -134,18 +120,11 @@ void note_written_buffers(c10::ArrayRef<const c10::IValue> inputs, const OpTrait
 
 std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, c10::ArrayRef<const c10::IValue> inputs,
                                                   const OpTraits& traits) {
-  Found found;
+  Operands found;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    find_managed(inputs[i], i, found);
+    find_managed(inputs[i], i < traits.writes.size() && traits.writes[i], found);
   }
-  if (found.empty()) {
-    return nullptr;
-  }
-  c10::SmallVector<OpOperand, 8> operands;
-  for (const auto& [storage, position] : found) {
-    operands.push_back({storage, position < traits.writes.size() && traits.writes[position]});
-  }
-  return pinner.pin({operands.data(), operands.size()}, shapes_of_ordinary_tensors(inputs));
+  return found.empty() ? nullptr : pinner.pin({found.data(), found.size()}, inputs);
 }
 
 /// For an op that touches bytes.

@@ -24,10 +24,9 @@ class OpPinner {
  public:
   virtual ~OpPinner() = default;
   /// Pins the operands for as long as the returned object lives. Where that fails it returns null and leaves
-  /// the storages closed, with the reason as what access throws. `input_shapes` is a hash of the shapes of the op's
-  /// ordinary tensors, 0 where it has none.
+  /// the storages closed, with the reason as what access throws. `inputs` are all that the op is given.
   virtual std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands,
-                                                   std::uint64_t input_shapes) noexcept = 0;
+                                                   c10::ArrayRef<const c10::IValue> inputs) noexcept = 0;
 };
 
 /// Sends ops to `pinner`, from all threads.

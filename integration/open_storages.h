@@ -6,6 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
+
 #include "integration/managed_storage.h"
 #include "integration/spillable_storages.h"
 #include "memory/access_stream.h"
@@ -14,7 +16,7 @@ namespace terrace {
 
 class OpenStorages {
  public:
-  using Storages = std::vector<std::shared_ptr<ManagedStorage>>;
+  using Storages = c10::SmallVector<std::shared_ptr<ManagedStorage>, 4>;  // few ops have more
 
   /// `pin` holds, at the position of each storage, that storage's chunk on the device; `held` are ordinary ones that
   /// could leave the host.

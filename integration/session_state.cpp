@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/hash.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "base/error.h"
@@ -33,6 +34,20 @@ std::optional<Tier> home_of_activations(const Config& config, c10::Device progra
   if (placement == "keep" || !program_device.is_cpu()) return std::nullopt;
   // Space on NVMe costs nobody anything, and on the way there they stay on the host where it has room.
   return config.nvme.paths.empty() ? Tier::host : Tier::nvme;
+}
+
+/// Of an op's inputs, those that are not managed; 0 where there are none.
+std::uint64_t shapes_of_ordinary_tensors(c10::ArrayRef<const c10::IValue> inputs) {
+  std::uint64_t hash = 0;
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor() && input.toTensor().defined() && ManagedStorage::of(input.toTensor()) == nullptr) {
+      for (const std::int64_t size : input.toTensor().sizes()) {
+        hash = c10::hash_combine(hash, static_cast<std::size_t>(size) + 1);
+      }
+      hash = c10::hash_combine(hash, 1);
+    }
+  }
+  return hash;
 }
 
 }  // namespace
@@ -156,11 +171,15 @@ void SessionState::end_step() {
   }
 }
 
-void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes) {
+void SessionState::notice_pass(std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs) {
   // A backward belongs to its forward; what has no input of its own, such as clipping, to what runs.
   const bool with_graph = at::GradMode::is_enabled();
   const Pass pass = with_graph ? Pass::with_graph : Pass::without_graph;
-  if (pass_ == pass || input_shapes == 0 || torch::autograd::get_current_graph_task_id() != -1) {
+  if (pass_ == pass || torch::autograd::get_current_graph_task_id() != -1) {
+    return;
+  }
+  const std::uint64_t input_shapes = shapes_of_ordinary_tensors(inputs);
+  if (input_shapes == 0) {
     return;
   }
   ChunkId first = 0;
@@ -179,15 +198,14 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, std::uint64_
 }
 
 std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands,
-                                                       std::uint64_t input_shapes) noexcept {
+                                                       c10::ArrayRef<const c10::IValue> inputs) noexcept {
   try {
     require_whole();
     memory_.computes_here();
     gradients_->notice_dead_storages();
-    notice_pass(operands, input_shapes);
+    notice_pass(operands, inputs);
     c10::SmallVector<ChunkAccess, 8> accesses;
     OpenStorages::Storages storages;
-    storages.reserve(operands.size());
     for (const OpOperand& operand : operands) {
       require_own(*operand.storage);
       if (operand.storage->is_spilled()) {

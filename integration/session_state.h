@@ -111,7 +111,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   // OpPinner
   std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands,
-                                           std::uint64_t input_shapes) noexcept override;
+                                           c10::ArrayRef<const c10::IValue> inputs) noexcept override;
   // ProgramMemory
   std::shared_ptr<BlockSource> source() override;
   void refused(std::exception_ptr error) noexcept override;
@@ -129,8 +129,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   /// Throws LogicError if the storage belongs to a session that has ended.
   void require_own(const ManagedStorage& storage) const;
-  /// Tells residency which pass an op begins, or goes on with. Takes the program mutex.
-  void notice_pass(std::span<const OpOperand> operands, std::uint64_t input_shapes);
+  /// Tells residency which pass an op begins, or goes on with. Takes the program mutex where it may be another.
+  void notice_pass(std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs);
   /// The sets of chunks that have gradients.
   std::set<std::uint32_t> trained_sets() const;
   void manage_parameters(std::span<ManagedParameter> found);

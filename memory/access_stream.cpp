@@ -1,6 +1,7 @@
 #include "memory/access_stream.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "base/error.h"
 
@@ -134,8 +135,6 @@ Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin or
     pin.held_.emplace_back(access, &places_.place(access.chunk));
   }
   pin.stream_ = this;
-  lock.unlock();
-  sample_usage();
   return pin;
 }
 
@@ -208,21 +207,16 @@ void AccessStream::guarded(Event&& event) noexcept {
     event();
   } catch (...) {
     policy_.fail(std::current_exception());
+    changed_.notify_all();
   }
 }
 
 void AccessStream::release(const Pin& pin) noexcept {
   const Lock lock(mutex_);
   guarded([&] {
-    std::vector<ChunkAccess> accesses;
-    accesses.reserve(pin.held_.size());
-    for (const auto& [access, place] : pin.held_) {
-      accesses.push_back(access);
-    }
-    policy_.release(accesses);
+    policy_.release(std::views::keys(pin.held_));
     carry_out(lock);
   });
-  changed_.notify_all();
 }
 
 void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
@@ -268,7 +262,8 @@ void AccessStream::submit(Request& request, Lock& lock, AccessOrigin origin) {
 }
 
 void AccessStream::carry_out(const Lock&) {
-  for (;;) {
+  bool acted = false;
+  for (;; acted = true) {
     if (const auto vacate = policy_.next_vacate()) {
       places_.vacate(*vacate);
       policy_.vacated(*vacate);
@@ -280,7 +275,13 @@ void AccessStream::carry_out(const Lock&) {
       break;
     }
   }
-  changed_.notify_all();
+  if (acted) {
+    sample_usage();
+  }
+  // Each op comes by here twice: who waits is woken only where it may make a difference.
+  if (policy_.take_was_served() || acted) {
+    changed_.notify_all();
+  }
 }
 
 void AccessStream::hurry(const Arrival& arrival) {
@@ -316,7 +317,7 @@ void AccessStream::finished(const Transfer& transfer, std::exception_ptr error) 
     }
     carry_out(lock);
   });
-  changed_.notify_all();
+  changed_.notify_all();  // what is waited for may be another now
 }
 
 }  // namespace terrace

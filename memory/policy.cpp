@@ -87,13 +87,6 @@ void Policy::submit(Request& request) {
   }
 }
 
-void Policy::release(std::span<const ChunkAccess> accesses) {
-  for (const ChunkAccess& access : accesses) {
-    unpin(access);
-  }
-  advance();
-}
-
 void Policy::transfer_done(const Transfer& transfer) {
   Residency& chunk = chunks_.at(transfer.chunk);
   chunk.step(transfer.to, CopyStep::arrived);

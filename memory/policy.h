@@ -47,8 +47,10 @@
 #include <deque>
 #include <exception>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/chunk.h"
@@ -117,8 +119,14 @@ class Policy {
   ChunkId add_chunk(const ChunkInfo& info);
   /// Grants, queues or refuses `request`.
   void submit(Request& request);
-  /// Ends the pins of a granted request.
-  void release(std::span<const ChunkAccess> accesses);
+  /// Ends the pins of a granted request, given its accesses.
+  template <std::ranges::input_range Accesses>
+  void release(const Accesses& accesses) {
+    for (const ChunkAccess& access : accesses) {
+      unpin(access);
+    }
+    advance();
+  }
   void transfer_done(const Transfer& transfer);
   void transfer_failed(const Transfer& transfer, std::exception_ptr error);
   void vacated(const Vacate& vacate);
@@ -165,6 +173,8 @@ class Policy {
   std::uint64_t chunk_bytes(Tier tier) const noexcept { return chunk_bytes_[index_of(tier)]; }
   std::uint64_t peak_chunk_bytes(Tier tier) const noexcept { return peak_chunk_bytes_[index_of(tier)]; }
   std::size_t waiting() const noexcept;
+  /// Whether any request that had to wait was given its verdict since this was last asked.
+  bool take_was_served() noexcept { return std::exchange(was_served_, false); }
   /// Why a request without a verdict waits now: for the first operand that is not there, or for room. One that has not
   /// come to its turn, and whose bytes are not on their way, waits for what the first of its lane waits for.
   Wait wait_of(const Request& request) const;
@@ -348,6 +358,7 @@ class Policy {
   /// unknown.
   std::vector<std::size_t> due_;
   bool updates_awaited_ = false;
+  bool was_served_ = false;  ///< see take_was_served
 };
 
 }  // namespace terrace

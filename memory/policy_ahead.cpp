@@ -154,6 +154,9 @@ void Policy::fill_ahead() {
   const std::size_t end = std::min(schedule->size(), lane.forecast.cursor() + fills_ahead);
   for (std::size_t at = lane.forecast.cursor(); at < end && lane.ahead < prefetch_depth_; ++at) {
     const ChunkId id = (*schedule)[at].chunk;
+    if (chunks_[id].at(Tier::device).readable()) {
+      continue;  // most are
+    }
     if (wanted_ahead(id, Tier::device) && chunks_[id].at(Tier::device).state == CopyState::absent) {
       return;  // what is needed sooner has the room
     }

@@ -76,6 +76,7 @@ void Policy::refuse(Request& request, std::exception_ptr error) {
   request.held.clear();
   request.error = std::move(error);
   request.verdict = Request::Verdict::refused;
+  was_served_ = true;
 }
 
 void Policy::advance() {
@@ -101,6 +102,7 @@ void Policy::serve(Lane& lane) {
       return;
     }
     lane.queue.pop_front();
+    was_served_ = true;
   }
 }
 
