@@ -328,31 +328,44 @@ NvmeStore::Extent& NvmeStore::idle(const Lock& lock, ExtentId extent, const char
 
 // ---- Reading and writing
 
-IoOperation NvmeStore::operation(IoOperation::Direction direction, ExtentId extent, std::byte* block,
-                                 std::size_t bytes) const {
-  return {direction, &file_of(extent).file(), offset_of(extent), block, whole_units(bytes)};
+IoOperation NvmeStore::operation(IoOperation::Direction direction, const Beginning& transfer) const {
+  return {direction, &file_of(transfer.extent).file(), offset_of(transfer.extent), transfer.block,
+          whole_units(transfer.bytes)};
+}
+
+void NvmeStore::begin_writes(std::span<Beginning> writes) {
+  {
+    const Lock lock(mutex_);
+    for (Beginning& write : writes) {
+      try {
+        if (write.bytes == 0 || write.bytes > extent_bytes_) {
+          throw LogicError("nvme: write of " + std::to_string(write.bytes) + " B to an extent of " +
+                           std::to_string(extent_bytes_) + " B");
+        }
+        check_alignment(write.block, "write");
+        Extent& entry = idle(lock, write.extent, "write");
+        write.operation = operation(IoOperation::Direction::write, write);
+        entry.writing = true;
+        entry.state = State::held;
+        entry.length = write.bytes;
+        entry.sequence = next_sequence_++;
+      } catch (...) {
+        write.error = std::current_exception();
+      }
+    }
+  }
+  for (const Beginning& write : writes) {
+    if (write.error) continue;
+    std::memset(write.block + write.bytes, 0, whole_units(write.bytes) - write.bytes);
+    extents_[number(write.extent)].checksum = checksum_of({write.block, write.bytes});
+  }
 }
 
 IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_t bytes) {
-  if (bytes == 0 || bytes > extent_bytes_) {
-    throw LogicError("nvme: write of " + std::to_string(bytes) + " B to an extent of " + std::to_string(extent_bytes_) +
-                     " B");
-  }
-  check_alignment(block, "write");
-  {
-    const Lock lock(mutex_);
-    Extent& entry = idle(lock, extent, "write");
-    entry.writing = true;
-    entry.state = State::held;
-  }
-  std::memset(block + bytes, 0, whole_units(bytes) - bytes);
-  const std::uint64_t checksum = checksum_of({block, bytes});
-  const Lock lock(mutex_);
-  Extent& entry = extents_[number(extent)];
-  entry.checksum = checksum;
-  entry.length = bytes;
-  entry.sequence = next_sequence_++;
-  return operation(IoOperation::Direction::write, extent, block, bytes);
+  Beginning write{extent, block, bytes};
+  begin_writes({&write, 1});
+  if (write.error) std::rethrow_exception(write.error);
+  return write.operation;
 }
 
 void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
@@ -430,42 +443,72 @@ void NvmeStore::end_write(ExtentId extent, bool written) {
   if (end.error != known) std::rethrow_exception(end.error);
 }
 
-IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {
-  check_alignment(block, "read");
+void NvmeStore::begin_reads(std::span<Beginning> reads) {
   const Lock lock(mutex_);
-  Extent& entry = held(lock, extent, "read");
-  if (entry.state != State::written || entry.length != bytes) {
-    throw LogicError("nvme: read of " + std::to_string(bytes) + " B from extent " + std::to_string(number(extent)) +
-                     " (" + describe(extent) + "), which holds " +
-                     (entry.state == State::written ? std::to_string(entry.length) + " B" : "nothing"));
+  for (Beginning& read : reads) {
+    try {
+      check_alignment(read.block, "read");
+      Extent& entry = held(lock, read.extent, "read");
+      if (entry.state != State::written || entry.length != read.bytes) {
+        throw LogicError("nvme: read of " + std::to_string(read.bytes) + " B from extent " +
+                         std::to_string(number(read.extent)) + " (" + describe(read.extent) + "), which holds " +
+                         (entry.state == State::written ? std::to_string(entry.length) + " B" : "nothing"));
+      }
+      read.operation = operation(IoOperation::Direction::read, read);
+      ++entry.readers;
+    } catch (...) {
+      read.error = std::current_exception();
+    }
   }
-  ++entry.readers;
-  return operation(IoOperation::Direction::read, extent, block, bytes);
+}
+
+IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t bytes) {
+  Beginning read{extent, block, bytes};
+  begin_reads({&read, 1});
+  if (read.error) std::rethrow_exception(read.error);
+  return read.operation;
+}
+
+void NvmeStore::end_reads(std::span<EndOfRead> ends) {
+  std::vector<EndOfRead*> ending;
+  ending.reserve(ends.size());  // so that none has ended where there is no memory for all
+  {
+    const Lock lock(mutex_);
+    for (EndOfRead& end : ends) {
+      try {
+        if (known(lock, end.extent, "end of read").readers == 0) {
+          throw no_transfer("read", end.extent, describe(end.extent));
+        }
+        ending.push_back(&end);
+      } catch (const LogicError&) {
+        end.error = std::current_exception();
+      }
+    }
+  }
+  // Until the count goes down nobody can write to an extent, so what was read is compared with what was expected.
+  for (EndOfRead* const end : ending) {
+    if (end->error) continue;
+    const Extent& entry = extents_[number(end->extent)];
+    const std::uint64_t found = checksum_of({end->block, entry.length});
+    if (found != entry.checksum) end->error = std::make_exception_ptr(not_what_was_written(end->extent, found));
+  }
+  const Lock lock(mutex_);
+  for (const EndOfRead* const end : ending) --extents_[number(end->extent)].readers;
 }
 
 void NvmeStore::end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error) {
-  std::size_t bytes = 0;
-  std::uint64_t expected = 0;
-  {
-    const Lock lock(mutex_);
-    const Extent& entry = known(lock, extent, "end of read");
-    if (entry.readers == 0) throw no_transfer("read", extent, describe(extent));
-    bytes = entry.length;
-    expected = entry.checksum;
-  }
-  // Until the count goes down nobody can write to the extent, so what was read is compared with what was expected.
-  const std::uint64_t found = error ? expected : checksum_of({block, bytes});
-  {
-    const Lock lock(mutex_);
-    --extents_[number(extent)].readers;
-  }
-  if (error) std::rethrow_exception(error);
-  if (found == expected) return;
-  throw CorruptData("nvme: " + std::to_string(bytes) + " B at offset " + std::to_string(offset_of(extent)) + " of " +
-                        file_of(extent).file().path.string() + " are not what was written: checksum " +
-                        hexadecimal(found) + " found, " + hexadecimal(expected) + " expected",
-                    "the drive or another program changed them; restart from a checkpoint, on another drive if it "
-                    "happens again");
+  EndOfRead end{extent, block, error};
+  end_reads({&end, 1});
+  if (end.error) std::rethrow_exception(end.error);
+}
+
+CorruptData NvmeStore::not_what_was_written(ExtentId extent, std::uint64_t found) const {
+  const Extent& entry = extents_[number(extent)];
+  return CorruptData("nvme: " + std::to_string(entry.length) + " B at offset " + std::to_string(offset_of(extent)) +
+                         " of " + file_of(extent).file().path.string() + " are not what was written: checksum " +
+                         hexadecimal(found) + " found, " + hexadecimal(entry.checksum) + " expected",
+                     "the drive or another program changed them; restart from a checkpoint, on another drive if it "
+                     "happens again");
 }
 
 }  // namespace terrace

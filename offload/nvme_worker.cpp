@@ -56,7 +56,8 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())) {
   // Room for all that may be answered before they are settled.
-  ends_.reserve(2 * depth);
+  ends_of_writes_.reserve(2 * depth);
+  ends_of_reads_.reserve(2 * depth);
   ended_.reserve(2 * depth);
   passed_on_.reserve(2 * depth);
   thread_ = start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
@@ -128,22 +129,12 @@ NvmeWorker::Filled NvmeWorker::fill() {
         return ends ? Filled::nothing_will_come : Filled::all;
       }
     }
+    bytes += make_ready();
     while (!chosen_.empty()) {
-      const auto first = chosen_.begin();
-      if (first->error) {
-        end(chosen_, first, end_in_store(*first, first->error));
-        continue;
-      }
-      if (!first->is_ready) {
-        bytes += bytes_to_check(*first);
-        if (!make_ready(first)) {
-          continue;
-        }
-      }
       if (room == 0) {
-        ready_.splice(ready_.end(), chosen_, first);
+        ready_.splice(ready_.end(), chosen_, chosen_.begin());
       } else {
-        submit(first);
+        submit(chosen_.begin());
         submitted = true;
       }
     }
@@ -217,35 +208,64 @@ NvmeWorker::AllMoving::iterator NvmeWorker::take_in(TransferBlock block, const T
     spare_.emplace_back();
   }
   const auto at = spare_.begin();
-  *at = Moving{.block = std::move(block)};
+  *at = Moving{.block = std::move(block), .place = at};
   at->has_begun = TransferBoard::has_begun(at->block, lock);
   ready_.splice(ready_.end(), spare_, at);
   return at;
 }
 
-/// Of what is chosen. Returns whether there is anything to be submitted; if not, the block is over.
-bool NvmeWorker::make_ready(AllMoving::iterator at) {
-  const TransferBlock& its = at->block;
-  try {
-    if (dead_) {
-      std::rethrow_exception(dead_);
-    }
-    if (!at->has_begun) {
-      report();  // what has ended does not wait for another's beginning
-      if (!board_.begin(its)) {
-        end(chosen_, at, nullptr);
-        return false;
+/// What is chosen and is not ready yet, all at once; what cannot be is over. Returns the bytes whose checksum was
+/// taken.
+std::size_t NvmeWorker::make_ready() {
+  beginnings_.clear();
+  for (auto at = chosen_.begin(); at != chosen_.end();) {
+    const auto moving = at++;
+    const TransferBlock& its = moving->block;
+    if (moving->is_ready) {
+      if (moving->error) {
+        end(chosen_, moving, end_in_store(*moving, moving->error));
       }
+      continue;
     }
-    at->operation = link_ == Link::nvme_to_host ? store_.begin_read(its.on_nvme(), its.on_host(), its.bytes())
-                                                : store_.begin_write(its.on_nvme(), its.on_host(), its.bytes());
-    at->operation.owner = &*at;
-    at->is_ready = true;
-    return true;
-  } catch (...) {
-    end(chosen_, at, std::current_exception());
-    return false;
+    try {
+      if (dead_) {
+        std::rethrow_exception(dead_);
+      }
+      if (!moving->has_begun) {
+        report();  // what has ended does not wait for another's beginning
+        if (!board_.begin(its)) {
+          end(chosen_, moving, nullptr);
+          continue;
+        }
+      }
+      beginnings_.push_back({its.on_nvme(), its.on_host(), its.bytes()});
+    } catch (...) {
+      end(chosen_, moving, std::current_exception());
+    }
   }
+  if (link_ == Link::nvme_to_host) {
+    store_.begin_reads(beginnings_);
+  } else {
+    store_.begin_writes(beginnings_);
+  }
+  std::size_t checked = 0;
+  auto beginning = beginnings_.begin();
+  for (auto at = chosen_.begin(); at != chosen_.end();) {
+    const auto moving = at++;
+    if (moving->is_ready) {
+      continue;
+    }
+    if (beginning->error) {
+      end(chosen_, moving, beginning->error);
+    } else {
+      moving->operation = beginning->operation;
+      moving->operation.owner = &*moving;
+      moving->is_ready = true;
+      checked += bytes_to_check(*moving);
+    }
+    ++beginning;
+  }
+  return checked;
 }
 
 void NvmeWorker::submit(AllMoving::iterator at) {
@@ -259,6 +279,7 @@ void NvmeWorker::submit(AllMoving::iterator at) {
     return;
   }
   at->since = ticks_;
+  at->is_with_queue = true;
   moving_.splice(moving_.end(), chosen_, at);
 }
 
@@ -289,11 +310,10 @@ bool NvmeWorker::receive(Filled filled) {
     return false;
   }
   for (const IoCompletion& completion : completions_) {
-    const auto is_owner = [&](const Moving& moving) { return &moving == completion.owner; };
-    const auto at = std::find_if(moving_.begin(), moving_.end(), is_owner);
-    if (at != moving_.end()) {  // or the answer comes too late
-      at->error = completion.error;
-      answered_.splice(answered_.end(), moving_, at);
+    auto& moving = *static_cast<Moving*>(completion.owner);
+    if (std::exchange(moving.is_with_queue, false)) {  // or the answer comes too late
+      moving.error = completion.error;
+      answered_.splice(answered_.end(), moving_, moving.place);
     }
   }
   return !completions_.empty();
@@ -309,12 +329,23 @@ void NvmeWorker::settle_some() {
 }
 
 void NvmeWorker::settle_reads() {
-  for (std::size_t bytes = 0; !answered_.empty() && bytes < bytes_at_once;) {
+  ends_of_reads_.clear();
+  std::size_t bytes = 0;
+  for (auto at = answered_.begin(); at != answered_.end() && bytes < bytes_at_once; ++at) {
+    bytes += at->operation.bytes;
+    ends_of_reads_.push_back({at->block.on_nvme(), at->block.on_host(), at->error});
+  }
+  try {
+    store_.end_reads(ends_of_reads_);
+  } catch (...) {
+    for (auto& ended : ends_of_reads_) {
+      ended.error = std::current_exception();
+    }
+  }
+  for (auto& ended : ends_of_reads_) {
     const auto first = answered_.begin();
-    bytes += first->operation.bytes;
-    std::exception_ptr error = end_in_store(*first, first->error);
-    if (error || !first->block.job->route.second) {
-      end(answered_, first, std::move(error));
+    if (ended.error || !first->block.job->route.second) {
+      end(answered_, first, std::move(ended.error));
     } else {
       passed_on_.push_back(std::move(first->block));
       spare_.splice(spare_.begin(), answered_, first);
@@ -324,18 +355,18 @@ void NvmeWorker::settle_reads() {
 
 /// All at once: no checksum is to be taken, and records of neighbours cost as much as one.
 void NvmeWorker::settle_writes() {
-  ends_.clear();
+  ends_of_writes_.clear();
   for (const Moving& moving : answered_) {
-    ends_.push_back({moving.block.on_nvme(), moving.error});
+    ends_of_writes_.push_back({moving.block.on_nvme(), moving.error});
   }
   try {
-    store_.end_writes(ends_);
+    store_.end_writes(ends_of_writes_);
   } catch (...) {
-    for (auto& ended : ends_) {
+    for (auto& ended : ends_of_writes_) {
       ended.error = std::current_exception();
     }
   }
-  for (auto& [extent, error] : ends_) {
+  for (auto& [extent, error] : ends_of_writes_) {
     const TransferRequest& request = answered_.front().block.job->request;
     if (error && request.write_failed) {
       request.write_failed(extent, error);
@@ -382,6 +413,7 @@ void NvmeWorker::give_up_on(AllMoving::iterator at, const std::string& why) {
       IoError("nvme: nothing more is asked of a drive that was lost: " + lost.message(), lost.hint())));
   store_.keep_files_open();
   TransferBlock ended = block;
+  at->is_with_queue = false;
   unanswered_.splice(unanswered_.end(), moving_, at);  // its address may still come back with a completion
   board_.abandon(std::move(ended), std::make_exception_ptr(lost));
 }

@@ -60,6 +60,8 @@ class NvmeWorker final : public LinkWorker {
     IoOperation operation{};
     std::uint64_t since = 0;     ///< the tick at which it was submitted
     std::exception_ptr error{};  ///< of the operation, once that has been answered; of the transfer, before
+    bool is_with_queue = false;
+    std::list<Moving>::iterator place{};  ///< its own, in whichever list
   };
   using AllMoving = std::list<Moving>;
   enum class Filled { all, in_part, nothing_will_come };
@@ -71,7 +73,7 @@ class NvmeWorker final : public LinkWorker {
   void choose(std::size_t room, std::size_t bytes, const TransferBoard::Lock& lock);
   AllMoving::iterator next_ready(const TransferBoard::Lock& lock);
   AllMoving::iterator take_in(TransferBlock block, const TransferBoard::Lock& lock);
-  bool make_ready(AllMoving::iterator at);
+  std::size_t make_ready();
   void submit(AllMoving::iterator at);
   bool receive(Filled filled);
   void settle_some();
@@ -100,7 +102,9 @@ class NvmeWorker final : public LinkWorker {
   AllMoving moving_;                  ///< with the queue
   AllMoving answered_;                ///< by it, and not settled
   std::vector<IoCompletion> completions_;
-  std::vector<NvmeStore::EndOfWrite> ends_;
+  std::vector<NvmeStore::Beginning> beginnings_;
+  std::vector<NvmeStore::EndOfRead> ends_of_reads_;
+  std::vector<NvmeStore::EndOfWrite> ends_of_writes_;
   std::size_t passed_in_a_row_ = 0;  ///< submissions since the oldest of `ready_` was submitted
   AllMoving unanswered_;
   AllMoving spare_;                       ///< for blocks to come

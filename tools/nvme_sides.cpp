@@ -122,10 +122,11 @@ struct ServiceSide::Parts {
         arena(of.block_bytes, reads + writes + TransferService::staging_blocks),
         store({folder}, extent_file_bytes(of.block_bytes, reads + writes), of.block_bytes),
         engine(make_io_engine("auto")) {
-    fill_with_random_bytes(arena.region());
-    host = arena.allocate(reads + writes);
-    extents = store.reserve(reads + writes);
+    // The service takes its staging blocks first, as in a session: what comes after them lies in huge pages.
     service.emplace(device, arena, &store, &engine, TransferService::Options{.nvme_depth = of.depth});
+    host = arena.allocate(reads + writes);
+    fill_with_random_bytes(arena.region());
+    extents = store.reserve(reads + writes);
     service->hold_arena(arena.capacity_bytes());
     move(Tier::host, Tier::nvme, 0, reads + writes);
     wait();
