@@ -333,10 +333,11 @@ IoOperation NvmeStore::operation(IoOperation::Direction direction, const Beginni
           whole_units(transfer.bytes)};
 }
 
-void NvmeStore::begin_writes(std::span<Beginning> writes) {
+void NvmeStore::begin_writes(std::span<Beginning> writes) noexcept {
   {
     const Lock lock(mutex_);
     for (Beginning& write : writes) {
+      write.error = nullptr;
       try {
         if (write.bytes == 0 || write.bytes > extent_bytes_) {
           throw LogicError("nvme: write of " + std::to_string(write.bytes) + " B to an extent of " +
@@ -368,43 +369,61 @@ IoOperation NvmeStore::begin_write(ExtentId extent, std::byte* block, std::size_
   return write.operation;
 }
 
-void NvmeStore::end_writes(std::span<EndOfWrite> ends) {
-  std::vector<const EndOfWrite*> ending;
-  std::vector<ExtentId> written;
-  ending.reserve(ends.size());  // so that none has ended where there is no memory for all
-  written.reserve(ends.size());
+void NvmeStore::end_writes(std::span<EndOfWrite> ends) noexcept {
   {
     const Lock lock(mutex_);
     for (EndOfWrite& end : ends) {
       try {
-        if (!known(lock, end.extent, "end of write").writing)
-          throw no_transfer("write", end.extent, describe(end.extent));
-        ending.push_back(&end);
-        if (!end.error) written.push_back(end.extent);
-      } catch (const LogicError&) {
+        Extent& entry = known(lock, end.extent, "end of write");
+        if (!entry.writing) throw no_transfer("write", end.extent, describe(end.extent));
+        end.is_under_way = true;
+        entry.has_record = entry.has_record || !end.error;  // or a part of one
+      } catch (...) {
         end.error = std::current_exception();
       }
     }
   }
   // While they count as being written nobody else touches their records.
-  for_each_run(written, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
-    std::exception_ptr error = record(run, first_in_file);
-    if (!error) return;
-    for (std::size_t i = 0; i < run.size(); ++i) {
-      // Each by itself, so that those fail that cannot be recorded, and not their neighbours.
-      if (run.size() > 1) error = record(run.subspan(i, 1), first_in_file + i);
-      const auto is_it = [&](const EndOfWrite& end) { return end.extent == run[i]; };
-      if (error) std::ranges::find_if(ends, is_it)->error = error;
-    }
-  });
+  record(ends);
   const Lock lock(mutex_);
-  for (const ExtentId extent : written) extents_[number(extent)].has_record = true;  // or a part of one
-  for (const EndOfWrite* end : ending) {
-    Extent& entry = extents_[number(end->extent)];
+  for (EndOfWrite& end : ends) {
+    if (!end.is_under_way) continue;
+    Extent& entry = extents_[number(end.extent)];
+    try {
+      if (!entry.writing) throw no_transfer("write", end.extent, describe(end.extent));  // it is there twice
+    } catch (...) {
+      end.error = std::current_exception();
+      continue;
+    }
     entry.writing = false;
-    if (end->error) continue;
+    if (end.error) continue;
     entry.state = State::written;
-    failing_[number(end->extent) % files_.size()] = false;
+    failing_[number(end.extent) % files_.size()] = false;
+  }
+}
+
+/// Of what was written; what that fails with is its error.
+void NvmeStore::record(std::span<EndOfWrite> ends) noexcept {
+  const auto is_written = [](const EndOfWrite& end) { return end.is_under_way && !end.error; };
+  try {
+    std::vector<ExtentId> written;
+    for (const EndOfWrite& end : ends) {
+      if (is_written(end)) written.push_back(end.extent);
+    }
+    for_each_run(written, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
+      std::exception_ptr error = record(run, first_in_file);
+      if (!error) return;
+      for (std::size_t i = 0; i < run.size(); ++i) {
+        // Each by itself, so that those fail that cannot be recorded, and not their neighbours.
+        if (run.size() > 1) error = record(run.subspan(i, 1), first_in_file + i);
+        const auto is_it = [&](const EndOfWrite& end) { return end.extent == run[i]; };
+        if (error) std::ranges::find_if(ends, is_it)->error = error;
+      }
+    });
+  } catch (...) {
+    for (EndOfWrite& end : ends) {
+      if (is_written(end)) end.error = std::current_exception();
+    }
   }
 }
 
@@ -438,14 +457,15 @@ std::vector<ExtentRecord> NvmeStore::records_of(std::span<const ExtentId> extent
 
 void NvmeStore::end_write(ExtentId extent, bool written) {
   const std::exception_ptr known = written ? nullptr : std::make_exception_ptr(IoError("nvme: not written"));
-  EndOfWrite end{extent, known};
+  EndOfWrite end{.extent = extent, .error = known};
   end_writes({&end, 1});
   if (end.error != known) std::rethrow_exception(end.error);
 }
 
-void NvmeStore::begin_reads(std::span<Beginning> reads) {
+void NvmeStore::begin_reads(std::span<Beginning> reads) noexcept {
   const Lock lock(mutex_);
   for (Beginning& read : reads) {
+    read.error = nullptr;
     try {
       check_alignment(read.block, "read");
       Extent& entry = held(lock, read.extent, "read");
@@ -469,9 +489,7 @@ IoOperation NvmeStore::begin_read(ExtentId extent, std::byte* block, std::size_t
   return read.operation;
 }
 
-void NvmeStore::end_reads(std::span<EndOfRead> ends) {
-  std::vector<EndOfRead*> ending;
-  ending.reserve(ends.size());  // so that none has ended where there is no memory for all
+void NvmeStore::end_reads(std::span<EndOfRead> ends) noexcept {
   {
     const Lock lock(mutex_);
     for (EndOfRead& end : ends) {
@@ -479,25 +497,38 @@ void NvmeStore::end_reads(std::span<EndOfRead> ends) {
         if (known(lock, end.extent, "end of read").readers == 0) {
           throw no_transfer("read", end.extent, describe(end.extent));
         }
-        ending.push_back(&end);
-      } catch (const LogicError&) {
+        end.is_under_way = true;
+      } catch (...) {
         end.error = std::current_exception();
       }
     }
   }
   // Until the count goes down nobody can write to an extent, so what was read is compared with what was expected.
-  for (EndOfRead* const end : ending) {
-    if (end->error) continue;
-    const Extent& entry = extents_[number(end->extent)];
-    const std::uint64_t found = checksum_of({end->block, entry.length});
-    if (found != entry.checksum) end->error = std::make_exception_ptr(not_what_was_written(end->extent, found));
+  for (EndOfRead& end : ends) {
+    if (!end.is_under_way || end.error) continue;
+    const Extent& entry = extents_[number(end.extent)];
+    try {
+      const std::uint64_t found = checksum_of({end.block, entry.length});
+      if (found != entry.checksum) throw not_what_was_written(end.extent, found);
+    } catch (...) {
+      end.error = std::current_exception();
+    }
   }
   const Lock lock(mutex_);
-  for (const EndOfRead* const end : ending) --extents_[number(end->extent)].readers;
+  for (EndOfRead& end : ends) {
+    if (!end.is_under_way) continue;
+    std::uint32_t& readers = extents_[number(end.extent)].readers;
+    try {
+      if (readers == 0) throw no_transfer("read", end.extent, describe(end.extent));  // it is there too often
+      --readers;
+    } catch (...) {
+      end.error = std::current_exception();
+    }
+  }
 }
 
 void NvmeStore::end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error) {
-  EndOfRead end{extent, block, error};
+  EndOfRead end{.extent = extent, .block = block, .error = error};
   end_reads({&end, 1});
   if (end.error) std::rethrow_exception(end.error);
 }

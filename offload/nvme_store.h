@@ -62,7 +62,9 @@ class NvmeStore {
   // Several at a time: their checksums are then taken one after another. With other work between them the CPU's
   // prefetcher loses its place, and each takes about a third longer for 64 KiB.
 
-  /// A transfer that is to start, and then the operation that does it, or why there is none.
+  // These throw nothing: each of the several has an error of its own.
+
+  /// A transfer that is to start, and then the operation that does it, or why there is none and nothing has begun.
   struct Beginning {
     ExtentId extent;
     std::byte* block = nullptr;
@@ -72,23 +74,24 @@ class NvmeStore {
   };
   /// Starts writes of at most `extent_bytes()` each; what follows in the last unit is set to zero. The checksum is
   /// taken here, so `block` must not change any more. Until its write has ended an extent counts as never written.
-  void begin_writes(std::span<Beginning> writes);
+  void begin_writes(std::span<Beginning> writes) noexcept;
   /// The same of one; throws its error.
   IoOperation begin_write(ExtentId extent, std::byte* block, std::size_t bytes);
   /// A write whose operation is over, and what that failed with.
   struct EndOfWrite {
     ExtentId extent;
-    std::exception_ptr error;
+    std::exception_ptr error{};
+    bool is_under_way = false;  ///< for the store alone
   };
   /// Ends several; the records of neighbours are written together. An extent whose write has an error goes on counting
   /// as never written, as it does where its record fails: an IoError, which is its error then. The error of one of
   /// which no write is under way is a LogicError.
-  void end_writes(std::span<EndOfWrite> ends);
+  void end_writes(std::span<EndOfWrite> ends) noexcept;
   /// The same of one; `written`: every byte was. Throws such an error.
   void end_write(ExtentId extent, bool written);
 
   /// Starts reads of exactly as many bytes as were written last. Several of one extent may be under way at once.
-  void begin_reads(std::span<Beginning> reads);
+  void begin_reads(std::span<Beginning> reads) noexcept;
   /// The same of one; throws its error.
   IoOperation begin_read(ExtentId extent, std::byte* block, std::size_t bytes);
   /// A read whose operation is over, and what that failed with.
@@ -96,10 +99,11 @@ class NvmeStore {
     ExtentId extent;
     const std::byte* block = nullptr;
     std::exception_ptr error{};
+    bool is_under_way = false;  ///< for the store alone
   };
   /// Ends several, which can then be repeated. The error of one whose `block` does not hold what was written is
   /// CorruptData, and of one of which no read is under way a LogicError.
-  void end_reads(std::span<EndOfRead> ends);
+  void end_reads(std::span<EndOfRead> ends) noexcept;
   /// The same of one; throws its error.
   void end_read(ExtentId extent, const std::byte* block, const std::exception_ptr& error);
 
@@ -128,8 +132,10 @@ class NvmeStore {
 
  private:
   enum class State : std::uint8_t { free, held, written, leaving, retired };
+  /// Who writes changes the checksum without the mutex, and who reads looks at it and at the length without: `writing`
+  /// and `readers` keep them apart.
   struct Extent {
-    std::uint64_t checksum = 0;  ///< changed without the mutex by who writes, whom `writing` leaves alone with it
+    std::uint64_t checksum = 0;
     std::uint64_t sequence = 0;  ///< of the last write
     std::size_t length = 0;
     std::uint32_t readers = 0;
@@ -147,6 +153,7 @@ class NvmeStore {
   CorruptData not_what_was_written(ExtentId extent, std::uint64_t found) const;
   void give_space_to(std::span<const ExtentId> extents);
   void clear_records(std::vector<ExtentId> extents);
+  void record(std::span<EndOfWrite> ends) noexcept;
   std::exception_ptr record(std::span<const ExtentId> run, std::uint64_t first_in_file);
   std::vector<ExtentRecord> records_of(std::span<const ExtentId> extents) const;
   template <class Visit>

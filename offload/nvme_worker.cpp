@@ -56,6 +56,7 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())) {
   // Room for all that may be answered before they are settled.
+  beginnings_.reserve(2 * depth);
   ends_of_writes_.reserve(2 * depth);
   ends_of_reads_.reserve(2 * depth);
   ended_.reserve(2 * depth);
@@ -149,8 +150,8 @@ std::size_t NvmeWorker::bytes_to_check(const Moving& moving) const {
 }
 
 /// What is next, in one look at the board: to be submitted, as far as there is room, or to be made ready. It ends with
-/// a block whose transfer has not begun, as nobody knows how long that takes, and where so many bytes are to be
-/// checked: what is chosen is not passed by what comes then.
+/// a block whose transfer has not begun, as nobody knows how long that takes (those before it wait for that), and where
+/// so many bytes are to be checked: what is chosen is not passed by what comes then.
 void NvmeWorker::choose(std::size_t room, std::size_t bytes, const TransferBoard::Lock& lock) {
   const std::size_t most = room > 0 ? room : most_ready_ - ready_.size();
   for (std::size_t chosen_bytes = 0; chosen_.size() < most && chosen_bytes < bytes;) {
@@ -214,10 +215,11 @@ NvmeWorker::AllMoving::iterator NvmeWorker::take_in(TransferBlock block, const T
   return at;
 }
 
-/// What is chosen and is not ready yet, all at once; what cannot be is over. Returns the bytes whose checksum was
-/// taken.
+/// What is chosen and is not ready yet, all at once; what cannot be is over. Returns the bytes that were to be
+/// checked.
 std::size_t NvmeWorker::make_ready() {
   beginnings_.clear();
+  std::size_t checked = 0;
   for (auto at = chosen_.begin(); at != chosen_.end();) {
     const auto moving = at++;
     const TransferBlock& its = moving->block;
@@ -227,28 +229,31 @@ std::size_t NvmeWorker::make_ready() {
       }
       continue;
     }
+    checked += bytes_to_check(*moving);
+    if (!moving->has_begun) {
+      report();  // what has ended does not wait for another's beginning
+    }
     try {
       if (dead_) {
         std::rethrow_exception(dead_);
       }
-      if (!moving->has_begun) {
-        report();  // what has ended does not wait for another's beginning
-        if (!board_.begin(its)) {
-          end(chosen_, moving, nullptr);
-          continue;
-        }
+      if (!moving->has_begun && !board_.begin(its)) {
+        end(chosen_, moving, nullptr);
+        continue;
       }
       beginnings_.push_back({its.on_nvme(), its.on_host(), its.bytes()});
     } catch (...) {
       end(chosen_, moving, std::current_exception());
     }
   }
+  if (beginnings_.empty()) {
+    return checked;
+  }
   if (link_ == Link::nvme_to_host) {
     store_.begin_reads(beginnings_);
   } else {
     store_.begin_writes(beginnings_);
   }
-  std::size_t checked = 0;
   auto beginning = beginnings_.begin();
   for (auto at = chosen_.begin(); at != chosen_.end();) {
     const auto moving = at++;
@@ -261,7 +266,6 @@ std::size_t NvmeWorker::make_ready() {
       moving->operation = beginning->operation;
       moving->operation.owner = &*moving;
       moving->is_ready = true;
-      checked += bytes_to_check(*moving);
     }
     ++beginning;
   }
@@ -333,15 +337,9 @@ void NvmeWorker::settle_reads() {
   std::size_t bytes = 0;
   for (auto at = answered_.begin(); at != answered_.end() && bytes < bytes_at_once; ++at) {
     bytes += at->operation.bytes;
-    ends_of_reads_.push_back({at->block.on_nvme(), at->block.on_host(), at->error});
+    ends_of_reads_.push_back({.extent = at->block.on_nvme(), .block = at->block.on_host(), .error = at->error});
   }
-  try {
-    store_.end_reads(ends_of_reads_);
-  } catch (...) {
-    for (auto& ended : ends_of_reads_) {
-      ended.error = std::current_exception();
-    }
-  }
+  store_.end_reads(ends_of_reads_);
   for (auto& ended : ends_of_reads_) {
     const auto first = answered_.begin();
     if (ended.error || !first->block.job->route.second) {
@@ -357,21 +355,15 @@ void NvmeWorker::settle_reads() {
 void NvmeWorker::settle_writes() {
   ends_of_writes_.clear();
   for (const Moving& moving : answered_) {
-    ends_of_writes_.push_back({moving.block.on_nvme(), moving.error});
+    ends_of_writes_.push_back({.extent = moving.block.on_nvme(), .error = moving.error});
   }
-  try {
-    store_.end_writes(ends_of_writes_);
-  } catch (...) {
-    for (auto& ended : ends_of_writes_) {
-      ended.error = std::current_exception();
-    }
-  }
-  for (auto& [extent, error] : ends_of_writes_) {
+  store_.end_writes(ends_of_writes_);
+  for (auto& ended : ends_of_writes_) {
     const TransferRequest& request = answered_.front().block.job->request;
-    if (error && request.write_failed) {
-      request.write_failed(extent, error);
+    if (ended.error && request.write_failed) {
+      request.write_failed(ended.extent, ended.error);
     }
-    end(answered_, answered_.begin(), std::move(error));
+    end(answered_, answered_.begin(), std::move(ended.error));
   }
 }
 

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
+#include <stop_token>
 #include <vector>
 
 namespace terrace {
@@ -39,6 +41,10 @@ class BareNvme {
 
   /// Reads one region and writes another, each of at most `most_bytes`, whole blocks only. Throws IoError.
   double seconds(std::uint64_t read_bytes, std::uint64_t written_bytes);
+  /// That `seconds` moves, of both regions together.
+  std::uint64_t most_blocks() const noexcept;
+  /// So far, in all. From any thread.
+  std::uint64_t blocks_moved() const noexcept;
 
  private:
   struct Ring;
@@ -65,6 +71,31 @@ class BareNvmeEachWay {
     std::unique_ptr<BareNvme> loop;
   };
   std::vector<Way> ways_;
+};
+
+/// A loop without checksums, and a thread beside it that takes those of as many bytes of other memory, in step with it:
+/// what drive and CPU do together where neither ever waits for the other. Where they share the memory's rate that is
+/// less than the drive does alone, and a checksum takes longer than it does while the drive rests. Not thread-safe.
+class BareNvmeBesideChecksums {
+ public:
+  BareNvmeBesideChecksums(const BareNvme::Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes,
+                          const BareNvme::Options& options);
+  ~BareNvmeBesideChecksums();
+  BareNvmeBesideChecksums(const BareNvmeBesideChecksums&) = delete;
+  BareNvmeBesideChecksums& operator=(const BareNvmeBesideChecksums&) = delete;
+
+  /// All of both; returns when all checksums are taken, too, which does not count. Throws IoError.
+  double seconds();
+
+ private:
+  void take_checksums(const std::stop_token& stop, std::uint64_t moved_before);
+
+  const std::uint64_t read_bytes_;
+  const std::uint64_t written_bytes_;
+  const std::size_t block_bytes_;
+  BareNvme loop_;
+  std::span<std::byte> memory_;
+  std::uint64_t all_checksums_ = 0;
 };
 
 }  // namespace terrace

@@ -91,7 +91,7 @@ struct Case {
   std::string name;
   NvmeLoad load;
   bool busy = false;
-  Samples service, engine, bare, bare_with_checksums;
+  Samples service, engine, bare, bare_with_checksums, bare_beside_checksums;
   std::vector<double> fio;  // bytes a second, once a round; empty where there is none
   double depth_share = 0;
   std::size_t threads_with_checksums = 0;  ///< of the loops with checksums
@@ -106,6 +106,10 @@ struct Case {
       rounds.push_back(median_of({at, at + static_cast<std::ptrdiff_t>(samples)}));
     }
     return median_interval(ratios(rounds, fio));
+  }
+  /// Of the service's rate to that of a loop that shares the machine with checksums, but never waits for them.
+  Interval share_beside_checksums() const {
+    return median_interval(ratios(service.rates, bare_beside_checksums.rates));
   }
 };
 
@@ -131,6 +135,8 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
   loop.checksums = true;
   // One loop for both ways tells what the drive can do; one each way, what it costs to use it as the service does.
   BareNvmeEachWay bare_with_checksums(part, result.load.read_bytes, result.load.written_bytes, loop);
+  loop.checksums = false;
+  BareNvmeBesideChecksums bare_beside_checksums(part, result.load.read_bytes, result.load.written_bytes, loop);
   result.threads_with_checksums = bare_with_checksums.threads();
   std::mt19937_64 order(7);
   Load load(options.busy);
@@ -144,7 +150,8 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
                              [&] { return bare.seconds(result.load.read_bytes, result.load.written_bytes); });
           },
           [&] { result.engine.take(bytes, load, [&] { return engine.seconds(); }); },
-          [&] { result.bare_with_checksums.take(bytes, load, [&] { return bare_with_checksums.seconds(); }); }};
+          [&] { result.bare_with_checksums.take(bytes, load, [&] { return bare_with_checksums.seconds(); }); },
+          [&] { result.bare_beside_checksums.take(bytes, load, [&] { return bare_beside_checksums.seconds(); }); }};
       if (sample == with_fio) {
         turns.emplace_back([&] {
           if (const auto rate = fio_bytes_per_second(service, result.load)) result.fio.push_back(*rate);
@@ -176,33 +183,39 @@ nlohmann::ordered_json to_json(const Case& each) {
   json["gb_per_second"] = {{"service", gigabytes(each.service)},
                            {"engine", gigabytes(each.engine)},
                            {"bare", gigabytes(each.bare)},
-                           {"bare_with_checksums", gigabytes(each.bare_with_checksums)}};
+                           {"bare_with_checksums", gigabytes(each.bare_with_checksums)},
+                           {"bare_beside_checksums", gigabytes(each.bare_beside_checksums)}};
   if (!each.fio.empty()) json["gb_per_second"]["fio"] = 1e-9 * median_of(each.fio);
   json["share_of_best"] = interval_json(each.share_of_best());
+  json["share_of_bare_beside_checksums"] = interval_json(each.share_beside_checksums());
   json["depth_share"] = each.depth_share;
   json["bare_with_checksums_threads"] = each.threads_with_checksums;
   json["cpu_seconds_per_gb"] = {{"service", median_of(each.service.processor_seconds)},
                                 {"engine", median_of(each.engine.processor_seconds)},
                                 {"bare", median_of(each.bare.processor_seconds)},
-                                {"bare_with_checksums", median_of(each.bare_with_checksums.processor_seconds)}};
-  json["cpu_over_bare"] = {
-      {"engine", interval_json(median_interval(ratios(each.engine.processor_seconds, each.bare.processor_seconds)))},
-      {"service", interval_json(median_interval(ratios(each.service.processor_seconds, each.bare.processor_seconds)))},
-      {"service_over_bare_with_checksums",
-       interval_json(
-           median_interval(ratios(each.service.processor_seconds, each.bare_with_checksums.processor_seconds)))}};
+                                {"bare_with_checksums", median_of(each.bare_with_checksums.processor_seconds)},
+                                {"bare_beside_checksums", median_of(each.bare_beside_checksums.processor_seconds)}};
+  const auto cpu_over = [](const Samples& of, const Samples& to) {
+    return interval_json(median_interval(ratios(of.processor_seconds, to.processor_seconds)));
+  };
+  json["cpu_over_bare"] = {{"engine", cpu_over(each.engine, each.bare)},
+                           {"service", cpu_over(each.service, each.bare)},
+                           {"service_over_bare_with_checksums", cpu_over(each.service, each.bare_with_checksums)},
+                           {"service_over_bare_beside_checksums", cpu_over(each.service, each.bare_beside_checksums)}};
   return json;
 }
 
 std::string to_text(const std::vector<Case>& cases) {
-  std::vector<std::vector<std::string>> rows{
-      {"", "GB/s", "bare", "fio", "of the best", "depth", "CPU s/GB", "bare", "with checksums"}};
+  std::vector<std::vector<std::string>> rows{{"", "GB/s", "bare", "fio", "of the best", "of bare beside checksums",
+                                              "depth", "CPU s/GB", "bare", "with checksums"}};
   for (const Case& each : cases) {
     const Interval share = each.share_of_best();
+    const Interval beside = each.share_beside_checksums();
     rows.push_back({each.name, formatted("%.2f", 1e-9 * median_of(each.service.rates)),
                     formatted("%.2f", 1e-9 * median_of(each.bare.rates)),
                     each.fio.empty() ? "-" : formatted("%.2f", 1e-9 * median_of(each.fio)),
                     formatted("%.3f (%.3f to %.3f)", share.median, share.low, share.high),
+                    formatted("%.3f (%.3f to %.3f)", beside.median, beside.low, beside.high),
                     formatted("%.2f", each.depth_share), formatted("%.3f", median_of(each.service.processor_seconds)),
                     formatted("%.3f", median_of(each.bare.processor_seconds)),
                     formatted("%.3f", median_of(each.bare_with_checksums.processor_seconds))});

@@ -81,6 +81,19 @@ TEST_P(LostDriveTest, an_operation_without_an_answer_is_given_up_and_named) {
   }
 }
 
+TEST_P(LostDriveTest, an_answer_that_comes_after_it_was_given_up_changes_nothing) {
+  be_patient_for(std::chrono::milliseconds(300));
+  Object &first = object(many_bytes), &later = object(many_bytes);
+  for (Object* each : {&first, &later}) put(*each, nvme, 1);
+  engine_->hold_writes();
+  EXPECT_NE(unanswered(start(first, host, nvme)), "");
+  engine_->let_through(1'000'000);
+  for (int i = 0; i < 3; ++i) EXPECT_THROW(start(later, host, nvme).wait(), IoError) << "that drive stays lost";
+  EXPECT_EQ(get(later, nvme), pattern(1, many_bytes));
+  service_.reset();
+  EXPECT_THROW(store_.release({&first.places.nvme[0], 1}), LogicError) << "nobody else gets the extent";
+}
+
 TEST_P(LostDriveTest, a_staging_block_that_the_kernel_may_still_use_is_lent_to_nobody) {
   be_patient_for(std::chrono::milliseconds(300));
   Object& first = object(many_bytes);

@@ -134,13 +134,15 @@ TEST_F(NvmeStoreTest, writes_whose_record_fails_are_errors_of_their_own_and_coun
   std::vector<NvmeStore::EndOfWrite> ends;
   for (const ExtentId extent : extents) {
     if (number(extent) == 2) continue;  // so that those on the first path are no neighbours
-    ends.push_back({extent, io_.run(store.begin_write(extent, block.data(), kExtent))});
+    ends.push_back({.extent = extent, .error = io_.run(store.begin_write(extent, block.data(), kExtent))});
   }
   {
     const FileSizeLimit limit(records_offset(kExtent, 4) + 2 * ExtentRecord::kBytes);
     store.end_writes(ends);
   }
-  for (const auto& [extent, error] : ends) {
+  for (const NvmeStore::EndOfWrite& end : ends) {
+    const ExtentId extent = end.extent;
+    const std::exception_ptr& error = end.error;
     if (number(extent) < 4) {  // its record lies below the limit, whoever its neighbours are
       EXPECT_EQ(error, nullptr) << number(extent);
       EXPECT_EQ(read_back(store, extent), block);

@@ -113,8 +113,7 @@ TEST_F(NvmeStoreTest, an_end_without_a_beginning_leaves_those_beside_it_alone) {
   for (const ExtentId extent : {extents[0], extents[2]}) {
     EXPECT_EQ(io_.run(store.begin_write(extent, block.data(), kExtent)), nullptr);
   }
-  std::vector<NvmeStore::EndOfWrite> ends = {
-      {ExtentId{8}, nullptr}, {extents[0], nullptr}, {extents[1], nullptr}, {extents[2], nullptr}};
+  std::vector<NvmeStore::EndOfWrite> ends = {{ExtentId{8}}, {extents[0]}, {extents[1]}, {extents[2]}};
   store.end_writes(ends);
   for (const std::size_t bad : {0, 2}) EXPECT_THROW(std::rethrow_exception(ends[bad].error), LogicError);
   for (const std::size_t good : {1, 3}) {

@@ -85,7 +85,10 @@ class BenchTest(unittest.TestCase):
                          ["read 64KiB x 4", "write 64KiB x 4", "mixed 64KiB x 4"])
         for case in report["cases"]:
             self.assertTrue(case["read_gb_per_second"] + case["write_gb_per_second"] > 0)
-            self.assertLessEqual({"service", "engine", "bare", "bare_with_checksums"}, set(case["gb_per_second"]))
+            sides = {"service", "engine", "bare", "bare_with_checksums", "bare_beside_checksums"}
+            self.assertLessEqual(sides, set(case["gb_per_second"]))
+            self.assertEqual(sides, set(case["cpu_seconds_per_gb"]))
+            self.assertGreater(case["share_of_bare_beside_checksums"]["median"], 0)
             self.assertTrue(0 < case["depth_share"] <= 1.01, case)
             self.assertEqual(case["bare_with_checksums_threads"], 2 if case["name"].startswith("mixed") else 1)
 
