@@ -58,10 +58,8 @@ NvmeStore::NvmeStore(std::vector<fs::path> paths, std::uint64_t capacity_bytes, 
   for (const fs::path& path : paths_) files_.emplace_back(path, extent_bytes, extents_per_file);
   require_nvme_room(paths_, capacity_bytes_, extent_bytes_, Leftovers::removed);
 
-  free_extents_ = extents_per_file * paths_.size();
-  extents_.resize(free_extents_);
-  failing_.resize(paths_.size());
-  free_runs_.emplace(0, free_extents_);
+  extents_.resize(extents_per_file * paths_.size());
+  space_ = ExtentSpace(extents_.size(), paths_.size());
 }
 
 NvmeStore::~NvmeStore() {
@@ -104,7 +102,7 @@ bool NvmeStore::direct() const noexcept {
 
 std::uint64_t NvmeStore::free_extents() const {
   std::lock_guard lock(mutex_);
-  return free_extents_;
+  return space_.free_extents();
 }
 
 std::uint64_t NvmeStore::retired_extents() const {
@@ -114,7 +112,7 @@ std::uint64_t NvmeStore::retired_extents() const {
 
 std::uint64_t NvmeStore::used_bytes() const {
   std::lock_guard lock(mutex_);
-  return (extents_.size() - free_extents_ - retired_extents_) * extent_bytes_;
+  return (extents_.size() - space_.free_extents() - retired_extents_) * extent_bytes_;
 }
 
 // ---- Reserving and releasing
@@ -135,90 +133,23 @@ std::vector<ExtentId> NvmeStore::reserve(std::size_t count) {
   return extents;
 }
 
-std::vector<ExtentId> NvmeStore::take(const Lock& lock, std::size_t count) {
-  if (count > free_extents_) {
+std::vector<ExtentId> NvmeStore::take(const Lock&, std::size_t count) {
+  const std::uint64_t free = space_.free_extents();
+  if (count > free) {
     throw OutOfMemory("nvme: " + std::to_string(count) + " extents of " + format_bytes(extent_bytes_) +
                           " do not fit: of " + std::to_string(extents_.size()) + ", " +
-                          std::to_string(extents_.size() - free_extents_ - retired_extents_) + " are in use and " +
+                          std::to_string(extents_.size() - free - retired_extents_) + " are in use and " +
                           std::to_string(retired_extents_) + " are bad",
                       "raise nvme.memory (now " + format_bytes(capacity_bytes_) + ")");
   }
-  if (std::find(failing_.begin(), failing_.end(), true) != failing_.end()) {
-    return take_beside_failing_files(lock, count);
-  }
-  std::vector<ExtentId> extents;
-  extents.reserve(count);
-  const auto take_from = [&](std::map<std::uint64_t, std::uint64_t>::iterator run) {
-    const auto [first, length] = *run;
-    const std::uint64_t taken = std::min<std::uint64_t>(length, count - extents.size());
-    // The rest of the run first: it may fail to allocate, and nothing has changed yet.
-    if (taken < length) free_runs_.emplace(first + taken, length - taken);
-    free_runs_.erase(run);
-    for (std::uint64_t id = first; id < first + taken; ++id) {
-      extents_[id].state = State::held;
-      extents.push_back(ExtentId{id});
-    }
-    free_extents_ -= taken;
-  };
-  // The lowest run that is long enough, so that space set aside before is reused; else whatever there is, from below.
-  const auto whole =
-      std::find_if(free_runs_.begin(), free_runs_.end(), [&](const auto& run) { return run.second >= count; });
-  if (whole != free_runs_.end() && count > 0) take_from(whole);
-  while (extents.size() < count) take_from(free_runs_.begin());
+  std::vector<ExtentId> extents = space_.take(count);
+  for (const ExtentId extent : extents) extents_[number(extent)].state = State::held;
   return extents;
-}
-
-/// The lowest that are not in a failing file, and only then others.
-std::vector<ExtentId> NvmeStore::take_beside_failing_files(const Lock& lock, std::size_t count) {
-  std::vector<ExtentId> extents;
-  for (const bool of_failing : {false, true}) {
-    for (const auto& [first, length] : free_runs_) {
-      for (std::uint64_t id = first; id < first + length && extents.size() < count; ++id) {
-        if (failing_[id % files_.size()] == of_failing) extents.push_back(ExtentId{id});
-      }
-    }
-  }
-  for (const ExtentId extent : extents) take_one(lock, number(extent));
-  return extents;
-}
-
-void NvmeStore::take_one(const Lock&, std::uint64_t id) {
-  const auto run = std::prev(free_runs_.upper_bound(id));
-  const auto [first, length] = *run;
-  if (id + 1 < first + length) free_runs_.emplace(id + 1, first + length - id - 1);
-  if (id == first) {
-    free_runs_.erase(run);
-  } else {
-    run->second = id - first;
-  }
-  extents_[id].state = State::held;
-  --free_extents_;
 }
 
 void NvmeStore::give_back(const Lock&, ExtentId extent) {
-  const std::uint64_t id = number(extent);
-  Extent& entry = extents_[id];
-  entry.state = State::free;
-  ++free_extents_;
-  // Join with the neighbouring runs.
-  auto next = free_runs_.lower_bound(id);
-  const bool joins_next = next != free_runs_.end() && next->first == id + 1;
-  if (next != free_runs_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == id) {
-      previous->second += 1 + (joins_next ? next->second : 0);
-      if (joins_next) free_runs_.erase(next);
-      return;
-    }
-  }
-  if (joins_next) {
-    auto run = free_runs_.extract(next);
-    run.key() = id;
-    ++run.mapped();
-    free_runs_.insert(std::move(run));
-  } else {
-    free_runs_.emplace_hint(next, id, 1);
-  }
+  extents_[number(extent)].state = State::free;
+  space_.give_back(extent);
 }
 
 /// Visits runs of neighbours in a file, each with the place of its first in the file.
@@ -289,7 +220,7 @@ void NvmeStore::retire(ExtentId extent) {
     entry.state = State::retired;
     recorded = std::exchange(entry.has_record, false);
     ++retired_extents_;
-    failing_[number(extent) % files_.size()] = true;
+    space_.set_failing(extent, true);
   }
   if (recorded) clear_records({extent});
 }
@@ -398,7 +329,7 @@ void NvmeStore::end_writes(std::span<EndOfWrite> ends) noexcept {
     entry.writing = false;
     if (end.error) continue;
     entry.state = State::written;
-    failing_[number(end.extent) % files_.size()] = false;
+    space_.set_failing(end.extent, false);
   }
 }
 

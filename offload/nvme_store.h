@@ -6,7 +6,6 @@
 #include <deque>
 #include <exception>
 #include <filesystem>
-#include <map>
 #include <mutex>
 #include <span>
 #include <string>
@@ -14,12 +13,10 @@
 
 #include "base/error.h"
 #include "offload/extent_file.h"
+#include "offload/extent_space.h"
 #include "offload/io_engine.h"
 
 namespace terrace {
-
-/// Names an extent of one store. Neighbouring ids lie on different paths, and on one path neighbours are adjacent.
-enum class ExtentId : std::uint64_t {};
 
 /// The NVMe tier: extents of one size in one file a path, each verified by checksum when it is read.
 ///
@@ -165,8 +162,6 @@ class NvmeStore {
   Extent& held(const Lock&, ExtentId extent, const char* what);
   Extent& idle(const Lock&, ExtentId extent, const char* what);
   std::vector<ExtentId> take(const Lock&, std::size_t count);
-  std::vector<ExtentId> take_beside_failing_files(const Lock&, std::size_t count);
-  void take_one(const Lock&, std::uint64_t id);
   void give_back(const Lock&, ExtentId extent);
 
   const std::vector<std::filesystem::path> paths_;
@@ -177,12 +172,10 @@ class NvmeStore {
   std::atomic<bool> keeps_files_open_{false};
 
   mutable std::mutex mutex_;
-  std::vector<Extent> extents_;                       // by id; its length never changes after construction
-  std::map<std::uint64_t, std::uint64_t> free_runs_;  // first id of a run of free extents -> how many
-  std::uint64_t free_extents_ = 0;
+  std::vector<Extent> extents_;  // by id; its length never changes after construction
+  ExtentSpace space_;
   std::uint64_t retired_extents_ = 0;
   std::uint64_t next_sequence_ = 1;
-  std::vector<bool> failing_;  ///< by file: extents of it were retired, and no write has succeeded since
 };
 
 }  // namespace terrace
