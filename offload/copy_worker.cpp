@@ -51,14 +51,19 @@ void CopyWorker::work() {
 }
 
 void CopyWorker::start(TransferBlock block) {
+  bool is_listed = false;
   try {
     if (!board_.begin(block)) {
       board_.end(std::move(block), nullptr);
       return;
     }
-    const Fence there = copy(block);
-    copying_.push_back({std::move(block), there});
+    copying_.push_back({block, Fence{}});  // for which there may be no memory, before bytes are on their way
+    is_listed = true;
+    copying_.back().there = copy(block);
   } catch (...) {
+    if (is_listed) {
+      copying_.pop_back();
+    }
     board_.end(std::move(block), std::current_exception());
   }
 }

@@ -1,98 +1,64 @@
 #include "offload/extent_space.h"
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 namespace terrace {
 
 ExtentSpace::ExtentSpace(std::uint64_t extents, std::size_t files)
-    : runs_{{0, extents}}, free_extents_(extents), failing_(files) {}
+    : extents_(extents), free_((extents + word_bits - 1) / word_bits), free_extents_(extents), failing_(files) {
+  for (std::uint64_t id = 0; id < extents; ++id) {
+    free_[id / word_bits] |= std::uint64_t{1} << id % word_bits;
+  }
+}
 
 std::vector<ExtentId> ExtentSpace::take(std::size_t count) {
-  if (std::find(failing_.begin(), failing_.end(), true) != failing_.end()) {
-    return take_beside_failing_files(count);
-  }
   std::vector<ExtentId> extents;
   extents.reserve(count);
-  const auto take_from = [&](std::map<std::uint64_t, std::uint64_t>::iterator run) {
-    const auto [first, length] = *run;
-    const std::uint64_t taken = std::min<std::uint64_t>(length, count - extents.size());
-    // The rest of the run first: it may fail to allocate, and nothing has changed yet.
-    if (taken < length) {
-      runs_.emplace(first + taken, length - taken);
-    }
-    runs_.erase(run);
-    for (std::uint64_t id = first; id < first + taken; ++id) {
+  const bool any_fails = std::ranges::find(failing_, true) != failing_.end();
+  if (const std::uint64_t first = any_fails ? extents_ : first_of_run(count); first < extents_) {
+    for (std::uint64_t id = first; id < first + count; ++id) {
       extents.push_back(ExtentId{id});
     }
-    free_extents_ -= taken;
-  };
-  const auto whole = std::find_if(runs_.begin(), runs_.end(), [&](const auto& run) { return run.second >= count; });
-  if (whole != runs_.end() && count > 0) {
-    take_from(whole);
-  }
-  while (extents.size() < count) {
-    take_from(runs_.begin());
-  }
-  return extents;
-}
-
-/// The lowest that are not in a failing file, and only then others.
-std::vector<ExtentId> ExtentSpace::take_beside_failing_files(std::size_t count) {
-  std::vector<ExtentId> extents;
-  for (const bool of_failing : {false, true}) {
-    for (const auto& [first, length] : runs_) {
-      for (std::uint64_t id = first; id < first + length && extents.size() < count; ++id) {
-        if (failing_[file_of(ExtentId{id})] == of_failing) {
-          extents.push_back(ExtentId{id});
-        }
-      }
-    }
+  } else {
+    add_lowest(extents, count, /*of_failing=*/false);
+    add_lowest(extents, count, /*of_failing=*/true);
   }
   for (const ExtentId extent : extents) {
-    take_one(static_cast<std::uint64_t>(extent));
+    const auto id = static_cast<std::uint64_t>(extent);
+    free_[id / word_bits] &= ~(std::uint64_t{1} << id % word_bits);
   }
+  free_extents_ -= extents.size();
   return extents;
 }
 
-void ExtentSpace::take_one(std::uint64_t id) {
-  const auto run = std::prev(runs_.upper_bound(id));
-  const auto [first, length] = *run;
-  if (id + 1 < first + length) {
-    runs_.emplace(id + 1, first + length - id - 1);
-  }
-  if (id == first) {
-    runs_.erase(run);
-  } else {
-    run->second = id - first;
-  }
-  --free_extents_;
+void ExtentSpace::give_back(ExtentId extent) noexcept {
+  const auto id = static_cast<std::uint64_t>(extent);
+  free_[id / word_bits] |= std::uint64_t{1} << id % word_bits;
+  ++free_extents_;
 }
 
-void ExtentSpace::give_back(ExtentId extent) {
-  const auto id = static_cast<std::uint64_t>(extent);
-  ++free_extents_;
-  // Joined with the neighbouring runs.
-  auto next = runs_.lower_bound(id);
-  const bool joins_next = next != runs_.end() && next->first == id + 1;
-  if (next != runs_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == id) {
-      previous->second += 1 + (joins_next ? next->second : 0);
-      if (joins_next) {
-        runs_.erase(next);
-      }
-      return;
+/// The first of so many free neighbours, the lowest; the number of extents where there is no such run.
+std::uint64_t ExtentSpace::first_of_run(std::size_t count) const {
+  std::uint64_t run = 0;
+  for (std::uint64_t id = 0; id < extents_; ++id) {
+    if (id % word_bits == 0 && free_[id / word_bits] == 0) {
+      id += word_bits - 1;  // as most are in a store that is well used
+      run = 0;
+      continue;
+    }
+    run = is_free(id) ? run + 1 : 0;
+    if (run == count) {
+      return id + 1 - count;
     }
   }
-  if (joins_next) {
-    auto run = runs_.extract(next);
-    run.key() = id;
-    ++run.mapped();
-    runs_.insert(std::move(run));
-  } else {
-    runs_.emplace_hint(next, id, 1);
+  return extents_;
+}
+
+void ExtentSpace::add_lowest(std::vector<ExtentId>& extents, std::size_t count, bool of_failing) const {
+  for (std::uint64_t id = 0; id < extents_ && extents.size() < count; ++id) {
+    if (is_free(id) && failing_[file_of(id)] == of_failing) {
+      extents.push_back(ExtentId{id});
+    }
   }
 }
 

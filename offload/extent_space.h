@@ -1,12 +1,11 @@
 /// Which extents of a store are free, and which of those the next holder gets.
 ///
-/// Extents are numbered over all files of the store in turn: neighbours in number lie in different files. Not
-/// thread-safe: guarded by the store's mutex.
+/// Extents are numbered over all files of the store in turn: neighbours in number lie in different files. A bit for
+/// each, so that giving one back needs no memory. Not thread-safe: guarded by the store's mutex.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <vector>
 
 namespace terrace {
@@ -23,18 +22,24 @@ class ExtentSpace {
   std::uint64_t free_extents() const noexcept { return free_extents_; }
   /// So many, of which there are as many free: a run of neighbours where there is one, the lowest, so that space set
   /// aside before is used again; and, while there are others, none of a file that is failing.
+  /// Nothing changes where there is no memory for the list.
   std::vector<ExtentId> take(std::size_t count);
-  void give_back(ExtentId extent);
+  void give_back(ExtentId extent) noexcept;
 
   /// A file is failing from the retirement of one of its extents until something is written to it.
-  void set_failing(ExtentId extent, bool failing) { failing_[file_of(extent)] = failing; }
+  void set_failing(ExtentId extent, bool failing) { failing_[file_of(static_cast<std::uint64_t>(extent))] = failing; }
 
  private:
-  std::size_t file_of(ExtentId extent) const { return static_cast<std::uint64_t>(extent) % failing_.size(); }
-  std::vector<ExtentId> take_beside_failing_files(std::size_t count);
-  void take_one(std::uint64_t id);
+  static constexpr std::uint64_t word_bits = 64;
 
-  std::map<std::uint64_t, std::uint64_t> runs_;  ///< first id of a run of free extents -> how many
+  std::size_t file_of(std::uint64_t id) const { return id % failing_.size(); }
+  bool is_free(std::uint64_t id) const { return (free_[id / word_bits] >> id % word_bits & 1U) != 0; }
+  std::uint64_t first_of_run(std::size_t count) const;
+  /// Adds free ones, the lowest first, that are in failing files or are not, until there are `count`.
+  void add_lowest(std::vector<ExtentId>& extents, std::size_t count, bool of_failing) const;
+
+  std::uint64_t extents_ = 0;
+  std::vector<std::uint64_t> free_;  ///< a bit an extent
   std::uint64_t free_extents_ = 0;
   std::vector<bool> failing_;  ///< by file
 };

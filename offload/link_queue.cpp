@@ -20,6 +20,9 @@ void LinkQueue::push(TransferBlock block) {
 
 std::optional<TransferBlock> LinkQueue::pop(Staging& staging) {
   using enum TransferPriority;
+  if (!over_.empty()) {
+    return take_first(over_);
+  }
   const std::size_t passed_on = count_passed_on();
   std::optional<TransferBlock> block;
   if (has_turn_of_passed_on()) {
@@ -38,6 +41,9 @@ std::optional<TransferBlock> LinkQueue::pop(Staging& staging) {
 
 std::optional<TransferBlock> LinkQueue::pop_before(TransferPriority priority, Staging& staging) {
   using enum TransferPriority;
+  if (!over_.empty()) {
+    return take_first(over_);
+  }
   if (priority == demand || has_turn_of_passed_on() || (urgent_in_a_row_ == most_urgent_in_a_row && has_write_back())) {
     return std::nullopt;
   }
@@ -131,6 +137,12 @@ void LinkQueue::raise(const std::shared_ptr<TransferJob>& job, TransferPriority 
   auto at = before.lower_bound({job->id, 0});
   while (at != before.end() && at->second.job == job) {
     passed_on_[to].insert(before.extract(at++));
+  }
+}
+
+void LinkQueue::put_first(const std::shared_ptr<TransferJob>& job) {
+  for (ByPriority<Jobs>* jobs : {&staged_, &direct_}) {
+    over_.insert((*jobs)[index_of(job->request.priority)].extract(job->id));
   }
 }
 

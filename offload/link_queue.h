@@ -39,10 +39,14 @@ class LinkQueue {
   /// The same, of what is more urgent than that.
   std::optional<TransferBlock> pop_before(TransferPriority priority, Staging& staging);
 
-  bool empty() const noexcept { return !has_any(staged_) && !has_any(direct_) && !has_any(passed_on_); }
+  bool empty() const noexcept {
+    return over_.empty() && !has_any(staged_) && !has_any(direct_) && !has_any(passed_on_);
+  }
 
   /// The job's priority was `from`; what waits of it takes its place by the one it has now.
   void raise(const std::shared_ptr<TransferJob>& job, TransferPriority from);
+  /// The job has failed before any of it left the queue: its blocks are next, as they move nothing.
+  void put_first(const std::shared_ptr<TransferJob>& job);
 
  private:
   using Turn = std::pair<TransferPriority, TransferId>;
@@ -69,6 +73,7 @@ class LinkQueue {
   static TransferBlock take_first(Jobs& jobs);
   static TransferBlock take_first(Blocks& blocks);
 
+  Jobs over_;                ///< will not move
   ByPriority<Jobs> staged_;  ///< need staging blocks
   ByPriority<Jobs> direct_;
   ByPriority<Blocks> passed_on_;        ///< on their second link

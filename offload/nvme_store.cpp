@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -181,12 +182,15 @@ void NvmeStore::give_space_to(std::span<const ExtentId> extents) {
   });
 }
 
-void NvmeStore::clear_records(std::vector<ExtentId> extents) {
+void NvmeStore::clear_records(std::vector<ExtentId> extents) noexcept {
   for_each_run(extents, [&](std::span<const ExtentId> run, std::uint64_t first_in_file) {
     try {
-      file_of(run.front()).clear_records(first_in_file, run.size());
-    } catch (const Error& error) {
-      log(LogLevel::warning, "nvme: clearing the record of " + describe(run) + " failed: " + error.message());
+      try {
+        file_of(run.front()).clear_records(first_in_file, run.size());
+      } catch (const Error& error) {
+        log(LogLevel::warning, "nvme: clearing the record of " + describe(run) + " failed: " + error.message());
+      }
+    } catch (const std::bad_alloc&) {  // it matters only to who looks at the store once it is dead
     }
   });
 }
@@ -198,6 +202,7 @@ void NvmeStore::release(std::span<const ExtentId> extents) {
     throw LogicError("nvme: release of the same extent twice");
   }
   std::vector<ExtentId> recorded;
+  recorded.reserve(ordered.size());  // for which there may be no memory, before anything changes
   {
     const Lock lock(mutex_);
     for (ExtentId extent : ordered) idle(lock, extent, "release");
@@ -213,16 +218,17 @@ void NvmeStore::release(std::span<const ExtentId> extents) {
 }
 
 void NvmeStore::retire(ExtentId extent) {
-  bool recorded = false;
+  std::vector<ExtentId> recorded;
+  recorded.reserve(1);
   {
     const Lock lock(mutex_);
     Extent& entry = idle(lock, extent, "retirement");
     entry.state = State::retired;
-    recorded = std::exchange(entry.has_record, false);
+    if (std::exchange(entry.has_record, false)) recorded.push_back(extent);
     ++retired_extents_;
     space_.set_failing(extent, true);
   }
-  if (recorded) clear_records({extent});
+  clear_records(std::move(recorded));
 }
 
 NvmeStore::Extent& NvmeStore::known(const Lock&, ExtentId extent, const char* what) {

@@ -149,7 +149,7 @@ class NvmeStore {
   IoOperation operation(IoOperation::Direction direction, const Beginning& transfer) const;
   CorruptData not_what_was_written(ExtentId extent, std::uint64_t found) const;
   void give_space_to(std::span<const ExtentId> extents);
-  void clear_records(std::vector<ExtentId> extents);
+  void clear_records(std::vector<ExtentId> extents) noexcept;
   void record(std::span<EndOfWrite> ends) noexcept;
   std::exception_ptr record(std::span<const ExtentId> run, std::uint64_t first_in_file);
   std::vector<ExtentRecord> records_of(std::span<const ExtentId> extents) const;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "offload/start_thread.h"
 
@@ -19,6 +20,10 @@ constexpr std::size_t most_operations = 64;
 /// What is gathered before the drive hears of it, and what is settled before it is looked after again: enough that
 /// small blocks go to it together, little enough that it never waits for long while checksums are taken.
 constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
+
+/// For how long is gathered what the drive does not hear of yet. It is far more than checksums of so many bytes take:
+/// only who is slow to begin or to end a transfer takes so long.
+constexpr std::int64_t gathering_ns = 200'000;
 
 /// How many blocks may have their checksum before there is room for them: as many as a drive may answer at a time.
 std::size_t most_ready(Link link, std::size_t depth) {
@@ -55,7 +60,9 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       link_(link),
       most_ready_(most_ready(link, depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())) {
-  // Room for all that may be answered before they are settled.
+  // Room for all that may be on their way: with the queue, answered and not settled, and ready.
+  spare_.resize(2 * depth + most_ready_ + 1);
+  completions_.reserve(2 * depth);
   beginnings_.reserve(2 * depth);
   ends_of_writes_.reserve(2 * depth);
   ends_of_reads_.reserve(2 * depth);
@@ -113,7 +120,8 @@ NvmeWorker::Filled NvmeWorker::fill() {
     register_anew();
   }
   bool submitted = false;
-  for (std::size_t bytes = 0; bytes < bytes_at_once;) {
+  const Stopwatch watch;
+  for (std::size_t bytes = 0; bytes < bytes_at_once && watch.elapsed_ns() < gathering_ns;) {
     const std::size_t room = dead_ ? io_->depth() : io_->depth() - io_->in_flight();
     if (room == 0 && ready_.size() >= most_ready_) {
       is_full_ = true;
@@ -130,13 +138,15 @@ NvmeWorker::Filled NvmeWorker::fill() {
         return ends ? Filled::nothing_will_come : Filled::all;
       }
     }
-    bytes += make_ready();
     while (!chosen_.empty()) {
-      if (room == 0) {
-        ready_.splice(ready_.end(), chosen_, chosen_.begin());
-      } else {
-        submit(chosen_.begin());
-        submitted = true;
+      bytes += make_ready();
+      while (!chosen_.empty() && chosen_.front().is_ready) {
+        if (room == 0) {
+          ready_.splice(ready_.end(), chosen_, chosen_.begin());
+        } else {
+          submit(chosen_.begin());
+          submitted = true;
+        }
       }
     }
     report();
@@ -150,7 +160,7 @@ std::size_t NvmeWorker::bytes_to_check(const Moving& moving) const {
 }
 
 /// What is next, in one look at the board: to be submitted, as far as there is room, or to be made ready. It ends with
-/// a block whose transfer has not begun, as nobody knows how long that takes (those before it wait for that), and where
+/// a block whose transfer has not begun, as nobody knows how long that takes, and where
 /// so many bytes are to be checked: what is chosen is not passed by what comes then.
 void NvmeWorker::choose(std::size_t room, std::size_t bytes, const TransferBoard::Lock& lock) {
   const std::size_t most = room > 0 ? room : most_ready_ - ready_.size();
@@ -215,12 +225,13 @@ NvmeWorker::AllMoving::iterator NvmeWorker::take_in(TransferBlock block, const T
   return at;
 }
 
-/// What is chosen and is not ready yet, all at once; what cannot be is over. Returns the bytes that were to be
-/// checked.
+/// What is chosen and is not ready yet, all at once; what cannot be is over. It ends before a transfer that has not
+/// begun, as what is before that does not wait for it. Returns the bytes that were to be checked.
 std::size_t NvmeWorker::make_ready() {
   beginnings_.clear();
   std::size_t checked = 0;
-  for (auto at = chosen_.begin(); at != chosen_.end();) {
+  auto at = chosen_.begin();
+  while (at != chosen_.end() && (at->is_ready || at->has_begun || at == chosen_.begin())) {
     const auto moving = at++;
     const TransferBlock& its = moving->block;
     if (moving->is_ready) {
@@ -254,8 +265,9 @@ std::size_t NvmeWorker::make_ready() {
   } else {
     store_.begin_writes(beginnings_);
   }
+  const auto end_of_these = at;
   auto beginning = beginnings_.begin();
-  for (auto at = chosen_.begin(); at != chosen_.end();) {
+  for (at = chosen_.begin(); at != end_of_these;) {
     const auto moving = at++;
     if (moving->is_ready) {
       continue;
@@ -282,7 +294,6 @@ void NvmeWorker::submit(AllMoving::iterator at) {
     end(chosen_, at, end_in_store(*at, std::current_exception()));
     return;
   }
-  at->since = ticks_;
   at->is_with_queue = true;
   moving_.splice(moving_.end(), chosen_, at);
 }
@@ -299,6 +310,11 @@ bool NvmeWorker::receive(Filled filled) {
     return false;
   }
   completions_.clear();
+  // However long it took to gather them, the drive hears of these only now.
+  for (auto at = moving_.rbegin(); at != moving_.rend() && !at->is_told; ++at) {
+    at->is_told = true;
+    at->since = ticks_;
+  }
   try {
     if (waits) {
       io_->wait(completions_);

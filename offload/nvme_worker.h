@@ -8,6 +8,9 @@
 /// more: what would follow fails with that error, and what is with it ends as Unanswered. Nobody knows whether the
 /// kernel still reads or writes that memory, so that the arena, the queue and the store's files are never taken down.
 ///
+/// Transfers begin and end by calls of their owners, which may take their time: between one that did and the next it
+/// looks after the drive.
+///
 /// What it has to do with the board it does for several small blocks at a time, as it does with the queue: otherwise
 /// they would cost more than the drive's own part of them.
 ///
@@ -58,7 +61,8 @@ class NvmeWorker final : public LinkWorker {
     bool has_begun = false;  ///< its transfer has, by the time the board gave the block
     bool is_ready = false;   ///< the operation is
     IoOperation operation{};
-    std::uint64_t since = 0;     ///< the tick at which it was submitted
+    bool is_told = false;        ///< the drive has heard of it,
+    std::uint64_t since = 0;     ///< at this tick
     std::exception_ptr error{};  ///< of the operation, once that has been answered; of the transfer, before
     bool is_with_queue = false;
     std::list<Moving>::iterator place{};  ///< its own, in whichever list

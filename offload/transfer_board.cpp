@@ -129,9 +129,7 @@ bool TransferBoard::cancel(TransferId id) {
     }
     job = found->second;
     job->error = std::make_exception_ptr(Cancelled("transfer: cancelled before it started"));
-    // It moves nothing, and is soon over.
-    const TransferPriority before = std::exchange(job->request.priority, TransferPriority::demand);
-    queues_[index_of(job->route.first)].raise(job, before);
+    queues_[index_of(job->route.first)].put_first(job);
   }
   wake(job->route.first);
   return true;
@@ -180,13 +178,22 @@ bool TransferBoard::begin(const TransferBlock& block) {
 
 void TransferBoard::pass_on(std::span<TransferBlock> blocks) {
   const Link link = blocks.front().job->route.second.value();
+  std::exception_ptr error;
+  std::size_t passed = 0;
   {
     const Lock lock(mutex_);
-    for (TransferBlock& block : blocks) {
-      queues_[index_of(link)].push(std::move(block));
+    try {
+      for (; passed < blocks.size(); ++passed) {
+        queues_[index_of(link)].push(std::move(blocks[passed]));
+      }
+    } catch (...) {
+      error = std::current_exception();
     }
   }
   wake(link);
+  for (TransferBlock& block : blocks.subspan(passed)) {
+    end(std::move(block), error);
+  }
 }
 
 void TransferBoard::end(std::span<EndOfBlock> ends) {

@@ -37,6 +37,18 @@ bool may_pass(int error_number) { return error_number == EINTR || error_number =
 /// writes.
 std::atomic<std::uint64_t> rings_ended{0};
 
+const char* hint_for(int error_number) {
+  switch (error_number) {
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit on open files (ulimit -n)";
+    case EINVAL:
+      return "lower io.depth or choose the I/O engine threads";
+    default:
+      return "raise the limit on locked memory (ulimit -l) or choose the I/O engine threads";
+  }
+}
+
 /// io_uring's own handle, open as long as this lives.
 struct Ring {
   explicit Ring(unsigned entries) {
@@ -44,7 +56,7 @@ struct Ring {
     static_cast<void>(rings_ended.load(std::memory_order_acquire));
     if (result == 0) return;
     throw IoError("nvme: opening an io_uring of " + std::to_string(entries) + " entries failed: " + errno_text(-result),
-                  "raise the limit on locked memory (ulimit -l) or choose the I/O engine threads");
+                  hint_for(-result));
   }
   ~Ring() {
     rings_ended.fetch_add(1, std::memory_order_release);
@@ -59,7 +71,7 @@ struct Ring {
 /// A counter that the kernel can wait for.
 struct Event {
   Event() : descriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    if (descriptor < 0) throw IoError("nvme: opening an eventfd failed: " + errno_text(errno));
+    if (descriptor < 0) throw IoError("nvme: opening an eventfd failed: " + errno_text(errno), hint_for(errno));
   }
   ~Event() { ::close(descriptor); }
   Event(const Event&) = delete;

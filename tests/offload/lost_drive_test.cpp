@@ -1,6 +1,7 @@
 /// A drive that answers no more: everybody hears of it, and what the kernel may still use is left alone.
 #include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,6 +120,31 @@ TEST_P(LostDriveTest, what_waits_for_staging_that_is_lost_fails_too) {
     for (Outcome* outcome : outcomes) EXPECT_THROW(outcome->wait(), IoError);
     engine_->heal();
     EXPECT_THROW(start(*objects[3], from, to).wait(), IoError);
+  }
+}
+
+TEST_P(LostDriveTest, who_is_slow_to_begin_or_to_end_makes_no_drive_lost) {
+  for (const bool reads : {true, false}) {
+    be_patient_for(std::chrono::milliseconds(150));
+    const Tier from = reads ? nvme : host;
+    const Tier to = reads ? host : nvme;
+    std::vector<Outcome*> outcomes;
+    for (int i = 0; i < 6; ++i) {
+      Object& each = object(many_bytes);
+      put(each, from, 1);
+      TransferRequest slow = request(each, from, to);
+      slow.prepare = [places = each.places, i] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(i == 0 ? 50 : 100));  // the first: until all wait
+        return places;
+      };
+      outcomes.push_back(&start(std::move(slow)));
+      if (i != 3) continue;
+      TransferRequest fails = request(object(granule), from, to);
+      fails.prepare = []() -> TransferPlaces { throw LogicError("it does not begin"); };
+      fails.done = [](const std::exception_ptr&) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+      start(std::move(fails));
+    }
+    for (Outcome* outcome : outcomes) EXPECT_NO_THROW(outcome->wait());
   }
 }
 

@@ -1,5 +1,6 @@
 /// Transfers that begin or end several at a time: each has an error of its own, and leaves those beside it alone.
 #include <exception>
+#include <new>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -140,6 +141,35 @@ TEST_F(NvmeStoreBatchTest, where_memory_runs_out_all_ends_and_nothing_stays_unde
     for (const std::size_t i : {0, 2, 3}) EXPECT_NE(reads[i].error, nullptr);
     EXPECT_NO_THROW(store_.release(extents_)) << "after " << others_before << " allocations";
     ASSERT_EQ(store_.reserve(5), extents_);
+  }
+}
+
+TEST_F(NvmeStoreBatchTest, where_memory_runs_out_extents_are_taken_and_given_back_all_or_none) {
+  if (!FailingAllocation::possible()) GTEST_SKIP() << "a sanitizer allocates";
+  store_.release(std::vector{extents_[1], extents_[3]});  // so that what is free lies in several runs
+  const std::vector<ExtentId> held = {extents_[0], extents_[2], extents_[4]};
+  const std::uint64_t free = store_.free_extents();
+  for (int others_before = 0; others_before < 12; ++others_before) {
+    SCOPED_TRACE(others_before);
+    for (const ExtentId extent : held) write(store_, extent, pattern(kExtent, 1));
+    std::vector<ExtentId> more;
+    try {
+      const FailingAllocation failing(others_before);
+      more = store_.reserve(5);
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(store_.free_extents(), free);
+      more = store_.reserve(5);
+    }
+    for (const ExtentId extent : more) write(store_, extent, pattern(kExtent, 2));
+    try {
+      const FailingAllocation failing(others_before);
+      store_.release(more);
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(store_.free_extents(), free - 5);
+      store_.release(more);
+    }
+    EXPECT_EQ(store_.free_extents(), free);
+    for (const ExtentId extent : held) EXPECT_EQ(read_back(store_, extent), pattern(kExtent, 1));
   }
 }
 

@@ -30,34 +30,36 @@ class TransferCancelTest : public TransferServiceTest {
 INSTANTIATE_TEST_SUITE_P(On, TransferCancelTest, testing::Values("threads", "io_uring"), named_by_engine);
 
 TEST_P(TransferCancelTest, what_has_not_started_ends_cancelled_ahead_of_what_waits) {
-  for (const auto& [from, to] : routes) {
-    SCOPED_TRACE(std::string(name_of(from)) + " to " + std::string(name_of(to)));
-    Object &urgent = object(many_bytes), &cancelled = object(many_bytes);
-    for (Object* each : {&urgent, &cancelled}) put(*each, from, 2);
-    Gate gate;
-    hold(from, to, gate);
-    std::string order;
-    const auto named = [&](const Object& each, char name, TransferPriority priority) {
-      TransferRequest with_name = request(each, from, to, priority);
-      with_name.done = [&order, name](const std::exception_ptr&) {
-        order += name;
-      };  // both on threads that follow each other
-      return with_name;
-    };
-    Outcome& before = start(named(urgent, 'u', prefetch));
-    TransferRequest never = named(cancelled, 'c', early);
-    never.prepare = []() -> TransferPlaces { throw LogicError("nothing of it may start"); };
-    TransferId id{};
-    Outcome& outcome = start(std::move(never), &id);
-    EXPECT_TRUE(service_->cancel(id));
-    EXPECT_FALSE(service_->cancel(id)) << "once";
-    gate.open();
-    EXPECT_THROW(outcome.wait(), Cancelled);
-    before.wait();
-    EXPECT_EQ(order, "cu");
-    EXPECT_EQ(get(urgent, to), pattern(2, many_bytes));
-    move(cancelled, from, to);
-    EXPECT_EQ(get(cancelled, to), pattern(2, many_bytes)) << "it can be started again";
+  for (const TransferPriority urgency : {prefetch, demand}) {
+    for (const auto& [from, to] : routes) {
+      SCOPED_TRACE(std::string(name_of(from)) + " to " + std::string(name_of(to)));
+      Object &urgent = object(many_bytes), &cancelled = object(many_bytes);
+      for (Object* each : {&urgent, &cancelled}) put(*each, from, 2);
+      Gate gate;
+      hold(from, to, gate);
+      std::string order;
+      const auto named = [&](const Object& each, char name, TransferPriority priority) {
+        TransferRequest with_name = request(each, from, to, priority);
+        with_name.done = [&order, name](const std::exception_ptr&) {
+          order += name;
+        };  // both on threads that follow each other
+        return with_name;
+      };
+      Outcome& before = start(named(urgent, 'u', urgency));
+      TransferRequest never = named(cancelled, 'c', early);
+      never.prepare = []() -> TransferPlaces { throw LogicError("nothing of it may start"); };
+      TransferId id{};
+      Outcome& outcome = start(std::move(never), &id);
+      EXPECT_TRUE(service_->cancel(id));
+      EXPECT_FALSE(service_->cancel(id)) << "once";
+      gate.open();
+      EXPECT_THROW(outcome.wait(), Cancelled);
+      before.wait();
+      EXPECT_EQ(order, "cu");
+      EXPECT_EQ(get(urgent, to), pattern(2, many_bytes));
+      move(cancelled, from, to);
+      EXPECT_EQ(get(cancelled, to), pattern(2, many_bytes)) << "it can be started again";
+    }
   }
 }
 

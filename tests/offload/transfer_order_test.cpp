@@ -1,14 +1,21 @@
 /// Which transfer goes first on a link, and what it comes after.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <exception>
+#include <functional>
+#include <future>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "offload/emulated_computation.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/transfer_world.h"
@@ -154,6 +161,64 @@ TEST_P(TransferOrderTest, what_needs_no_staging_passes_what_waits_for_it) {
   waiting.wait();
   EXPECT_EQ(get(staged, device), pattern(1, many_bytes));
   EXPECT_EQ(get(direct, host), pattern(2, many_bytes));
+}
+
+TEST_P(TransferOrderTest, what_the_drive_has_answered_does_not_wait_for_all_that_begins) {
+  constexpr int others = 40;
+  Object &held = object(granule), &urgent = object(granule);
+  for (Object* each : {&held, &urgent}) put(*each, nvme, 1);
+  Gate gate;
+  TransferRequest holds_the_link = request(held, nvme, host);
+  holds_the_link.prepare = [&gate, places = held.places] {
+    gate.pass();
+    return places;
+  };
+  std::vector<Outcome*> outcomes{&start(std::move(holds_the_link))};
+  gate.wait_until_entered();
+  std::atomic<int> begun = 0, begun_at_end = others;
+  TransferRequest first = request(urgent, nvme, host);
+  first.done = [&](const std::exception_ptr&) { begun_at_end = begun.load(); };
+  outcomes.push_back(&start(std::move(first)));
+  for (int i = 0; i < others; ++i) {
+    TransferRequest later = request(held, nvme, host, prefetch);
+    later.prepare = [&begun, places = held.places] {
+      ++begun;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return places;
+    };
+    outcomes.push_back(&start(std::move(later)));
+  }
+  gate.open();
+  for (Outcome* outcome : outcomes) outcome->wait();
+  EXPECT_LT(begun_at_end, others);
+}
+
+TEST_P(TransferOrderTest, what_fails_and_is_started_again_at_once_keeps_nobody_waiting) {
+  constexpr int most = 300'000;
+  Object &fails = object(granule), &waits = object(many_bytes);
+  put(waits, nvme, 1);
+  std::atomic<bool> has_ended = false;
+  std::promise<int> restarts_in_all;
+  int restarts = 0;  // on the link's thread
+  std::function<void()> start_failing = [&] {
+    TransferRequest failing = request(fails, nvme, host);
+    failing.prepare = []() -> TransferPlaces { throw LogicError("it never begins"); };
+    failing.done = [&](const std::exception_ptr&) {
+      if (has_ended || ++restarts == most) {
+        restarts_in_all.set_value(restarts);
+      } else {
+        start_failing();
+      }
+    };
+    service_->start(std::move(failing));
+  };
+  start_failing();
+  TransferRequest waiting = request(waits, nvme, host);
+  waiting.done = [&](const std::exception_ptr&) { has_ended = true; };
+  start(std::move(waiting)).wait();
+  EXPECT_LT(restarts_in_all.get_future().get(), most);
+  service_.reset();
+  recorder_.forget_all_but(outcomes_.size());
 }
 
 }  // namespace
