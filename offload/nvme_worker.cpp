@@ -99,8 +99,9 @@ void NvmeWorker::work() {
     }
     const bool came = receive(filled);
     give_up_on_the_unanswered();
-    // Where the drive answers faster than checksums are taken, both take turns.
-    if (!answered_.empty() && !came) {
+    // Where the drive answers faster than checksums are taken, both take turns. What has come does not wait for others
+    // that take long, however much comes.
+    if (!answered_.empty() && (!came || filled == Filled::late)) {
       settle_some();
     }
     while (answered_.size() > io_->depth()) {
@@ -121,6 +122,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
   }
   bool submitted = false;
   const Stopwatch watch;
+  const auto in_part = [&] { return watch.elapsed_ns() < gathering_ns ? Filled::in_part : Filled::late; };
   for (std::size_t bytes = 0; bytes < bytes_at_once && watch.elapsed_ns() < gathering_ns;) {
     const std::size_t room = dead_ ? io_->depth() : io_->depth() - io_->in_flight();
     if (room == 0 && ready_.size() >= most_ready_) {
@@ -128,7 +130,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
       return Filled::all;
     }
     if (room == 0 && submitted) {
-      return Filled::in_part;  // the drive hears of that first
+      return in_part();  // the drive hears of that first
     }
     {
       const TransferBoard::Lock lock = board_.lock();
@@ -151,7 +153,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
     }
     report();
   }
-  return Filled::in_part;
+  return in_part();
 }
 
 /// What takes time before it is submitted.

@@ -68,7 +68,7 @@ class NvmeWorker final : public LinkWorker {
     std::list<Moving>::iterator place{};  ///< its own, in whichever list
   };
   using AllMoving = std::list<Moving>;
-  enum class Filled { all, in_part, nothing_will_come };
+  enum class Filled { all, in_part, late, nothing_will_come };  ///< late: in part, and that took long
 
   void work();
   Filled fill();
