@@ -45,7 +45,7 @@ class LinkQueue {
 
   /// The job's priority was `from`; what waits of it takes its place by the one it has now.
   void raise(const std::shared_ptr<TransferJob>& job, TransferPriority from);
-  /// The job has failed before any of it left the queue: its blocks are next, as they move nothing.
+  /// The job has failed before it began: what waits of it is next, as it moves nothing.
   void put_first(const std::shared_ptr<TransferJob>& job);
 
  private:

@@ -162,8 +162,8 @@ std::size_t NvmeWorker::bytes_to_check(const Moving& moving) const {
 }
 
 /// What is next, in one look at the board: to be submitted, as far as there is room, or to be made ready. It ends with
-/// a block whose transfer has not begun, as nobody knows how long that takes, and where
-/// so many bytes are to be checked: what is chosen is not passed by what comes then.
+/// a block whose transfer has not begun, as nobody knows how long that takes, and where so many bytes are to be
+/// checked: what is chosen is not passed by what comes then.
 void NvmeWorker::choose(std::size_t room, std::size_t bytes, const TransferBoard::Lock& lock) {
   const std::size_t most = room > 0 ? room : most_ready_ - ready_.size();
   for (std::size_t chosen_bytes = 0; chosen_.size() < most && chosen_bytes < bytes;) {

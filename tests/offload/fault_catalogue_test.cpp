@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <typeinfo>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -17,6 +16,7 @@
 #include "offload/transfer_service.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/offload/engine_by_name.h"
+#include "tests/offload/error_is.h"
 #include "tests/offload/fault_injecting_engine.h"
 
 namespace terrace {
@@ -91,17 +91,6 @@ class Life {
   std::vector<std::unique_ptr<Object>> objects_;
   TransferService service_;
 };
-
-template <class Expected>
-testing::AssertionResult is(const std::exception_ptr& error) {
-  if (!error) return testing::AssertionFailure() << "no error";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& found) {
-    const bool same = typeid(found) == typeid(Expected);
-    return (same ? testing::AssertionSuccess() : testing::AssertionFailure()) << found.what();
-  }
-}
 
 class FaultCatalogue : public testing::TestWithParam<const char*> {
  protected:

@@ -8,23 +8,12 @@
 #include "base/error.h"
 #include "offload/nvme_store.h"
 #include "tests/offload/aligned_bytes.h"
+#include "tests/offload/error_is.h"
 #include "tests/offload/failing_allocation.h"
 #include "tests/offload/nvme_store_fixture.h"
 
 namespace terrace {
 namespace {
-
-template <class Error>
-bool is(const std::exception_ptr& error) {
-  if (!error) return false;
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
 
 class NvmeStoreBatchTest : public NvmeStoreTest {
  protected:
