@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "offload/start_thread.h"
+#include "offload/time_slice.h"
 
 namespace terrace {
 namespace {
@@ -92,6 +93,7 @@ void NvmeWorker::tick() noexcept {
 }
 
 void NvmeWorker::work() {
+  prefer_short_time_slices();
   for (;;) {
     const Filled filled = fill();
     if (filled == Filled::nothing_will_come) {
