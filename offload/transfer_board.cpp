@@ -7,6 +7,22 @@
 #include "base/error.h"
 
 namespace terrace {
+namespace {
+
+/// Throws where `prepare` did not tell where every block of its transfer is.
+void check_places(const TransferJob& job) {
+  const TransferRequest& request = job.request;
+  const auto touches = [&](Tier tier) { return request.to == tier || (!request.fill && request.from == tier); };
+  if ((touches(Tier::device) && job.places.device == nullptr) ||
+      (touches(Tier::host) && job.places.host.size() < job.blocks) ||
+      (touches(Tier::nvme) && job.places.nvme.size() < job.blocks)) {
+    throw LogicError("transfer: prepare gave no place to some of the " + std::to_string(job.blocks) +
+                     " blocks that move from " + std::string(name_of(request.from)) + " to " +
+                     std::string(name_of(request.to)));
+  }
+}
+
+}  // namespace
 
 TransferBoard::TransferBoard(HostArena& arena, std::size_t staging_blocks_each_way, TransferObserver* observer)
     : arena_(arena),
@@ -171,6 +187,7 @@ bool TransferBoard::begin(const TransferBlock& block) {
   // Blocks begin on the thread of their first link, one after the other: the first of them readies the job. Those
   // that are on the second link already have been through here.
   job.places = job.request.prepare();
+  check_places(job);
   const Lock lock(mutex_);
   job.prepared = true;
   return true;

@@ -62,8 +62,8 @@ class TransferService {
   TransferService(const TransferService&) = delete;
   TransferService& operator=(const TransferService&) = delete;
 
-  /// Throws LogicError where nothing would move, or no link goes there, and beyond `most_transfers` that have not
-  /// ended.
+  /// Throws LogicError where nothing would move, or no link goes there, and beyond `most_transfers` whose
+  /// `done` has not returned.
   TransferId start(TransferRequest request) { return board_.start(std::move(request)); }
   /// Makes a transfer at least as urgent as `priority`. Nothing if it has ended.
   void raise(TransferId id, TransferPriority priority) { board_.raise(id, priority); }

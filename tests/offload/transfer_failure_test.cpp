@@ -135,5 +135,26 @@ TEST_P(TransferFailureTest, a_failed_transfer_can_be_started_again) {
   EXPECT_EQ(get(each, device), pattern(4, many_bytes));
 }
 
+TEST_P(TransferFailureTest, a_transfer_that_is_given_too_few_places_fails_and_moves_nothing) {
+  for (const auto& [from, to] : routes) {
+    for (const Tier lacking : {from, to}) {
+      SCOPED_TRACE(std::string(name_of(from)) + " to " + std::string(name_of(to)) + ", too few on " +
+                   std::string(name_of(lacking)));
+      Object& each = object(many_bytes);
+      put(each, to, 5);
+      TransferRequest lame = request(each, from, to);
+      lame.prepare = [places = each.places, lacking]() mutable {
+        if (lacking == device) places.device = nullptr;
+        if (lacking == host) places.host.pop_back();
+        if (lacking == nvme) places.nvme.pop_back();
+        return places;
+      };
+      EXPECT_THROW(start(std::move(lame)).wait(), LogicError);
+      EXPECT_EQ(get(each, to), pattern(5, many_bytes));
+      store_.release(each.places.nvme);  // nothing of it is in use
+    }
+  }
+}
+
 }  // namespace
 }  // namespace terrace
