@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "offload/start_thread.h"
-#include "offload/time_slice.h"
 
 namespace terrace {
 namespace {
@@ -26,7 +25,6 @@ CopyWorker::CopyWorker(TransferBoard& board, Device& device, Link link)
                                         [this] { work(); })) {}
 
 void CopyWorker::work() {
-  prefer_short_time_slices();
   TransferBoard::Lock lock = board_.lock();
   for (;;) {
     std::optional<TransferBlock> next;

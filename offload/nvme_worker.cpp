@@ -93,7 +93,10 @@ void NvmeWorker::tick() noexcept {
 }
 
 void NvmeWorker::work() {
-  prefer_short_time_slices();
+  // Small blocks come in bunches. Who runs at the first of one runs in place of the kernel's thread that ends the rest.
+  if (board_.block_bytes() > bytes_at_once) {
+    prefer_short_time_slices();
+  }
   for (;;) {
     const Filled filled = fill();
     if (filled == Filled::nothing_will_come) {

@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "offload/io_progress.h"
 #include "offload/start_thread.h"
-#include "offload/time_slice.h"
 
 namespace terrace {
 namespace {
@@ -67,7 +66,6 @@ class ThreadQueue : public IoQueue {
 
  private:
   void run(const std::stop_token& stop) {
-    prefer_short_time_slices();
     std::unique_lock lock(mutex_);
     // True while there is work, also when told to stop: what was submitted is carried out.
     while (has_work_.wait(lock, stop, [&] { return !pending_.empty(); })) {

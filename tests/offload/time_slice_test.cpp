@@ -61,22 +61,33 @@ TEST(TimeSlice, a_policy_that_somebody_chose_is_left_alone) {
   });
 }
 
-class TimeSliceOfLinks : public TransferServiceTest {};
+/// Of the thread that ends a transfer to NVMe.
+std::uint64_t slice_of_drives_thread(std::size_t block_bytes) {
+  const TemporaryFolder folder;
+  EmulatedDevice device(64 << 20);
+  HostArena arena(block_bytes, 16);
+  NvmeStore store({folder.path()}, extent_file_bytes(block_bytes, 4), block_bytes);
+  const std::unique_ptr<IoEngine> engine = make_engine("threads");
+  TransferService service(device, arena, &store, engine.get());
+  std::promise<std::uint64_t> slice;
+  TransferRequest writing;
+  writing.from = host;
+  writing.to = nvme;
+  writing.bytes = block_bytes;
+  writing.prepare = [&] { return TransferPlaces{.host = arena.allocate(1), .nvme = store.reserve(1)}; };
+  writing.done = [&](const std::exception_ptr& error) {
+    EXPECT_FALSE(error);
+    slice.set_value(of_this_thread().slice_ns);
+  };
+  service.start(std::move(writing));
+  return slice.get_future().get();
+}
 
-INSTANTIATE_TEST_SUITE_P(On, TimeSliceOfLinks, testing::Values("threads", "io_uring", "cuda"), named_by_engine);
-
-TEST_P(TimeSliceOfLinks, the_thread_that_ends_a_transfer_has_short_ones) {
+TEST(TimeSlice, is_short_for_drives_whose_blocks_are_large_and_as_usual_for_small_ones) {
   const std::uint64_t usual = of_this_thread().slice_ns;
   if (usual == 0) GTEST_SKIP() << "this system has no slices a thread";
-  for (const auto& [from, to] : routes) {
-    Object& each = object(many_bytes);
-    put(each, from, 3);
-    std::promise<std::uint64_t> slice;
-    TransferRequest moving = request(each, from, to);
-    moving.done = [&](std::exception_ptr) { slice.set_value(of_this_thread().slice_ns); };
-    start(std::move(moving)).wait();
-    EXPECT_LT(slice.get_future().get(), usual) << name_of(from) << " to " << name_of(to);
-  }
+  EXPECT_LT(slice_of_drives_thread(std::size_t{1} << 20U), usual);
+  EXPECT_EQ(slice_of_drives_thread(std::size_t{64} << 10U), usual);
 }
 
 }  // namespace
