@@ -1,6 +1,8 @@
 #include "integration/optimizer.h"
 
 #include <cmath>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -22,6 +24,30 @@ std::vector<at::Tensor> all_parameters(Session& session) {
     }
   }
   return tensors;
+}
+
+/// Has each parameter count once in its group: one that is tied is among a module's parameters as often as it is used.
+/// Throws LogicError, and changes nothing, where two groups have one.
+void drop_repeated(Optimizer::Groups& groups, std::string_view kind) {
+  std::unordered_map<const c10::TensorImpl*, std::size_t> group_of;
+  std::size_t count = 0;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& parameter : groups[group].params()) {
+      ++count;
+      const std::size_t first = group_of.emplace(parameter.unsafeGetTensorImpl(), group).first->second;
+      require_option(
+          first == group, kind,
+          c10::str("a parameter of shape ", parameter.sizes(), " is in group ", first, " and in group ", group));
+    }
+  }
+  if (group_of.size() == count) {
+    return;
+  }
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (auto& group : groups) {
+    std::erase_if(group.params(),
+                  [&](const at::Tensor& parameter) { return !known.insert(parameter.unsafeGetTensorImpl()).second; });
+  }
 }
 
 [[noreturn]] void refuse_archive(std::string_view kind) {
@@ -63,7 +89,8 @@ Optimizer::Optimizer(const OptimizerKind& kind, const Groups& groups, Defaults d
 
 Optimizer::~Optimizer() = default;
 
-void Optimizer::check_groups() const {
+void Optimizer::check_groups() {
+  drop_repeated(param_groups_, kind_.name);
   for (const auto& group : param_groups_) {
     kind_.rule(group.options(), /*maximize=*/false);
   }
@@ -103,6 +130,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
+  drop_repeated(param_groups_, kind_.name);  // the program may have added some
   backend_->step(param_groups_);
   return loss;
 }
@@ -118,7 +146,7 @@ void require_option(bool holds, std::string_view kind, const std::string& what) 
 }
 
 void require_not_negative(double value, std::string_view kind, const std::string& name) {
-  require_option(value >= 0, kind, name + " is " + std::to_string(value) + ", not 0 or more");
+  require_option(value >= 0 && std::isfinite(value), kind, name + " is " + std::to_string(value) + ", not 0 or more");
 }
 
 }  // namespace terrace

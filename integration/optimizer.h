@@ -80,7 +80,7 @@ class Optimizer : public torch::optim::Optimizer {
   Optimizer(const OptimizerKind& kind, const Groups& groups, Defaults defaults, const Config::Optimizer& config);
 
  private:
-  void check_groups() const;
+  void check_groups();
 
   const OptimizerKind& kind_;
   std::unique_ptr<OptimizerBackend> backend_;

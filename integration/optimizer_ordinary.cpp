@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -33,6 +34,7 @@ class Ordinary final : public OptimizerBackend {
 
   void step(Optimizer::Groups& groups) override {
     norm_.reset();
+    const std::vector<std::shared_ptr<const UpdateRule>> rules = require_updatable(groups);
     float scale = static_cast<float>(1 / loss_scale);
     if (max_gradient_norm > 0 || non_finite_ != NonFinite::pass) {
       GradientNorms norms = norms_of(groups);
@@ -49,11 +51,10 @@ class Ordinary final : public OptimizerBackend {
       }
     }
     ++steps_;
-    for (auto& group : groups) {
-      const std::shared_ptr<const UpdateRule> rule = rule_of(group);
-      for (at::Tensor& parameter : group.params()) {
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      for (const at::Tensor& parameter : groups[group].params()) {
         if (parameter.grad().defined()) {
-          update(parameter, *rule, scale);
+          update(parameter, *rules[group], scale);
         }
       }
     }
@@ -69,15 +70,34 @@ class Ordinary final : public OptimizerBackend {
 
  private:
   struct State {
+    bool is_of(const at::Tensor& parameter) const {
+      return type == parameter.scalar_type() && momentum.numel() == parameter.numel();
+    }
+
+    c10::weak_intrusive_ptr<c10::TensorImpl> owner;  // so that no other tensor comes to lie there
+    at::ScalarType type;
     std::int64_t step = 0;
     at::Tensor master;  // where the parameter is bf16: fp32, or the lower halves as integers
     at::Tensor momentum;
     at::Tensor variance;
   };
 
-  /// The gradient with its elements in the order of the parameter's, of the type that gradients are summed up in, on
-  /// the CPU.
-  at::Tensor aligned_gradient(const at::Tensor& parameter) const {
+  /// Before anything changes: of groups with options out of range, and of parameters that cannot be updated. The
+  /// groups' rules.
+  std::vector<std::shared_ptr<const UpdateRule>> require_updatable(const Optimizer::Groups& groups) const {
+    std::vector<std::shared_ptr<const UpdateRule>> rules;
+    for (const auto& group : groups) {
+      rules.push_back(rule_of(group));
+      for (const at::Tensor& parameter : group.params()) {
+        if (parameter.grad().defined()) {
+          require_updatable(parameter);
+        }
+      }
+    }
+    return rules;
+  }
+
+  void require_updatable(const at::Tensor& parameter) const {
     const at::Tensor& gradient = parameter.grad();
     if (gradient.layout() != at::kStrided) {
       throw LogicError(std::string(kind_.name) + ": sparse gradients are not supported");
@@ -95,6 +115,18 @@ class Ordinary final : public OptimizerBackend {
                                 gradient.sizes()),
                        "give it one of its own shape");
     }
+    const auto known = states_.find(parameter.unsafeGetTensorImpl());
+    if (known != states_.end() && !known->second.is_of(parameter)) {
+      throw LogicError(c10::str(kind_.name, ": a parameter of shape ", parameter.sizes(),
+                                " has another type or size since it was updated"),
+                       "change it before the first step, or make another optimizer");
+    }
+  }
+
+  /// The gradient with its elements in the order of the parameter's, of the type that gradients are summed up in, on
+  /// the CPU.
+  at::Tensor aligned_gradient(const at::Tensor& parameter) const {
+    const at::Tensor& gradient = parameter.grad();
     const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
     if (gradient.strides() == parameter.strides() && gradient.scalar_type() == type) {
       return gradient.to(at::kCPU);
@@ -153,25 +185,34 @@ class Ordinary final : public OptimizerBackend {
     }
   }
 
+  /// Of `trained`, whose bytes are in `parameter`. Zeros where it has none yet.
+  State& state_of(const at::Tensor& trained, const at::Tensor& parameter) {
+    if (const auto known = states_.find(trained.unsafeGetTensorImpl()); known != states_.end()) {
+      return known->second;
+    }
+    const at::ScalarType moments = moment_type(format_) == ElementType::float32 ? at::kFloat : at::kBFloat16;
+    State state{.owner = c10::weak_intrusive_ptr(trained.getIntrusivePtr()),
+                .type = trained.scalar_type(),
+                .master = {},
+                .momentum = at::zeros_like(parameter, moments),
+                .variance = {}};
+    if (keeps_variance(kind_.name)) {
+      state.variance = at::zeros_like(parameter, moments);
+    }
+    if (const std::size_t bytes = master_bytes(format_, element_type(parameter.scalar_type())); bytes != 0) {
+      state.master = at::zeros_like(parameter, bytes == sizeof(float) ? at::kFloat : at::kShort);
+    }
+    return states_.emplace(trained.unsafeGetTensorImpl(), std::move(state)).first->second;
+  }
+
   void update(const at::Tensor& trained, const UpdateRule& rule, float scale) {
     const at::Tensor gradient = aligned_gradient(trained);
     const at::Tensor parameter = trained.to(at::kCPU);  // where it is already, it is the same tensor
-    State& state = states_[trained.unsafeGetTensorImpl()];
-    const ElementType type = element_type(parameter.scalar_type());
-    if (state.step == 0) {
-      const at::ScalarType moments = moment_type(format_) == ElementType::float32 ? at::kFloat : at::kBFloat16;
-      state.momentum = at::zeros_like(parameter, moments);
-      if (keeps_variance(kind_.name)) {
-        state.variance = at::zeros_like(parameter, moments);
-      }
-      if (const std::size_t bytes = master_bytes(format_, type); bytes != 0) {
-        state.master = at::zeros_like(parameter, bytes == sizeof(float) ? at::kFloat : at::kShort);
-      }
-    }
+    State& state = state_of(trained, parameter);
     const auto data_of = [](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
     };
-    const UpdateRun run{.parameter_type = type,
+    const UpdateRun run{.parameter_type = element_type(parameter.scalar_type()),
                         .gradient_type = element_type(gradient.scalar_type()),
                         .states = format_,
                         .parameter = parameter.mutable_data_ptr(),

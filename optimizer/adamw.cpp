@@ -1,6 +1,5 @@
 #include "optimizer/adamw.h"
 
-#include <cassert>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -70,15 +69,16 @@ AdamWStep::AdamWStep(const AdamWOptions& options, std::int64_t step, float scale
       step_size(
           static_cast<float>(-(options.learning_rate / (1 - std::pow(options.beta1, static_cast<double>(step)))))),
       seed(static_cast<std::uint32_t>(step) * 0x9e3779b9u) {
-  assert(step >= 1);
+  require_counted(step);
 }
 
 void adamw_update(const AdamWStep& step, const UpdateRun& run) {
-  assert(run.parameter_type != ElementType::float16 && (run.variance != nullptr || run.count == 0));
+  require_updatable(run, /*keeps_variance=*/true);
   HWY_DYNAMIC_DISPATCH(update)(step, run);
 }
 
 void adamw_update(const AdamWStep& step, const UpdateRun& run, const UpdateThreads& threads) {
+  require_updatable(run, /*keeps_variance=*/true);
   for_each_part(run, threads, [&](const UpdateRun& part) { adamw_update(step, part); });
 }
 

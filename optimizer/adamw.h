@@ -17,9 +17,11 @@
 ///   - fp32 moments are LibTorch's, bit for bit. So are fp32 parameters, but for about one element in 150 whose square
 ///     root LibTorch rounds the other way, which moves that element's change of p by at most a few units in its last
 ///     place.
-///   - NaN and infinity go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
+///   - NaN, infinity and subnormal numbers go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
+///     (A thread that is told to flush subnormal numbers does; those of UpdateThreads do not.)
 ///
-/// Pure functions: any thread may call them, at the same time on distinct arrays. Nothing here throws or allocates.
+/// Pure functions: any thread may call them, at the same time on distinct arrays. Allocates nothing. Throws LogicError,
+/// before anything changes, for a run that `require_updatable` refuses and a step below 1.
 #pragma once
 
 #include <cstddef>

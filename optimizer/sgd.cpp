@@ -1,6 +1,5 @@
 #include "optimizer/sgd.h"
 
-#include <cassert>
 #include <cstring>
 #include <type_traits>
 
@@ -54,11 +53,11 @@ SgdStep::SgdStep(const SgdOptions& options, std::int64_t step, float scale)
       new_part(step == 1 ? 1.0f : static_cast<float>(1 - options.dampening)),
       minus_learning_rate(static_cast<float>(-options.learning_rate)),
       nesterov(options.nesterov) {
-  assert(step >= 1);
+  require_counted(step);
 }
 
 void sgd_update(const SgdStep& step, const UpdateRun& run) {
-  assert(run.parameter_type != ElementType::float16);
+  require_updatable(run, /*keeps_variance=*/false);
   HWY_DYNAMIC_DISPATCH(update)(step, run);
 }
 

@@ -1,8 +1,31 @@
 #include "optimizer/update_run.h"
 
 #include <algorithm>
+#include <string>
+
+#include "base/error.h"
 
 namespace terrace {
+
+void require_updatable(const UpdateRun& run, bool keeps_variance) {
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw LogicError(std::string("optimizer: an update of a run ") + what);
+  };
+  require(run.parameter_type != ElementType::float16, "of float16 parameters, which are not updated");
+  if (run.count == 0) {
+    return;
+  }
+  require(run.parameter != nullptr, "without parameters");
+  require(run.gradient != nullptr, "without gradients");
+  require(run.momentum != nullptr, "without a momentum");
+  require(!keeps_variance || run.variance != nullptr, "without a variance");
+  require(run.master != nullptr || master_bytes(run.states, run.parameter_type) == 0,
+          "of bfloat16 parameters without a master");
+}
+
+void require_counted(std::int64_t step) {
+  if (step < 1) throw LogicError("optimizer: step " + std::to_string(step) + " of an update, which count from 1");
+}
 
 UpdateRun part_of(const UpdateRun& run, std::size_t first, std::size_t count) {
   const auto at = [&](void* array, std::size_t element_bytes) -> void* {

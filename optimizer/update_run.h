@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 #include "optimizer/element_type.h"
@@ -27,6 +28,13 @@ struct UpdateRun {
   void* variance;        ///< read and written; may be null for an optimizer that keeps none
   std::size_t count;
 };
+
+/// Throws LogicError where the run lacks what an update needs: a parameter or state without its array, a parameter type
+/// that is not updated.
+void require_updatable(const UpdateRun& run, bool keeps_variance);
+
+/// Throws LogicError unless `step` counts from 1.
+void require_counted(std::int64_t step);
 
 /// The run's elements from `first` on, `count` of them.
 UpdateRun part_of(const UpdateRun& run, std::size_t first, std::size_t count);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
@@ -13,6 +14,22 @@ namespace {
 
 /// Tells who watches threads, and does not see into oneTBB, that a thread begins with what another has handed it.
 std::atomic<unsigned> handed_over{0};
+
+/// Has this thread round to the nearest and keep subnormal numbers, as every new one does, whatever the program has
+/// told it: which thread takes a part is not to change a bit.
+class StandardArithmetic {
+ public:
+  StandardArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~StandardArithmetic() { std::fesetenv(&before_); }
+  StandardArithmetic(const StandardArithmetic&) = delete;
+  StandardArithmetic& operator=(const StandardArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_{};
+};
 
 }  // namespace
 
@@ -32,6 +49,7 @@ void UpdateThreads::for_each(std::size_t parts, const std::function<void(std::si
   std::atomic<int> ended{0};
   const auto take_parts = [&](int) {
     handed_over.load(std::memory_order_acquire);
+    const StandardArithmetic standard;
     for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
       part(i);
     }

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "optimizer/adamw.h"
 #include "tests/integration/small_gpt.h"
 
 namespace terrace::testing {
@@ -61,6 +62,39 @@ TEST_P(AdamWAccuracy, of_fp32_is_at_most_twice_as_far_from_float64_as_torch_is) 
   constexpr double last_place = 0x1p-24;
   EXPECT_LE(our_errors.largest, 2 * torch_errors.largest + last_place);
   EXPECT_LE(our_errors.mean, 2 * torch_errors.mean + last_place);
+}
+
+TEST_P(AdamWAccuracy, moments_of_fp32_are_those_of_torch_bit_for_bit) {
+  if (!adamw_uses_fma()) GTEST_SKIP() << "no instruction set with fused multiply-add here";
+  const std::int64_t size = GetParam();
+  torch::manual_seed(4);
+  at::set_num_threads(2);
+  const auto options = torch::optim::AdamWOptions(1e-3).weight_decay(0.1).betas({0.9, 0.95});
+  const at::Tensor torchs = at::randn({size}).requires_grad_(true);
+  torch::optim::AdamW torch_optimizer(Tensors{torchs}, options);
+  const at::Tensor ours = torchs.detach().clone();
+  const at::Tensor momentum = at::zeros({size});
+  const at::Tensor variance = at::zeros({size});
+  const AdamWOptions our_options{
+      .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = options.eps(), .weight_decay = 0.1};
+  for (int step = 1; step <= (size < 1'000'000 ? steps : 50); ++step) {
+    const at::Tensor gradient = at::randn({size}) * std::pow(10.0, step % 9 - 6);
+    torchs.mutable_grad() = gradient;
+    torch_optimizer.step();
+    adamw_update(AdamWStep(our_options, step), {.parameter_type = ElementType::float32,
+                                                .gradient_type = ElementType::float32,
+                                                .states = StateFormat::float32,
+                                                .parameter = ours.mutable_data_ptr(),
+                                                .gradient = gradient.const_data_ptr(),
+                                                .master = nullptr,
+                                                .momentum = momentum.mutable_data_ptr(),
+                                                .variance = variance.mutable_data_ptr(),
+                                                .count = static_cast<std::size_t>(size)});
+    const auto& state =
+        static_cast<const torch::optim::AdamWParamState&>(*torch_optimizer.state().at(torchs.unsafeGetTensorImpl()));
+    ASSERT_TRUE(same_bits(momentum, state.exp_avg())) << "step " << step;
+    ASSERT_TRUE(same_bits(variance, state.exp_avg_sq())) << "step " << step;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, AdamWAccuracy, ::testing::Values(1, 22, 63, 64, 128, 1'000, 1'024, 1'048'576));

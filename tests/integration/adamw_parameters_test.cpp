@@ -72,11 +72,14 @@ TEST(AdamW, refuses_options_out_of_range_and_amsgrad_at_once_and_at_the_step) {
       {"amsgrad", AdamW::Options(1e-3).amsgrad(true)},
       {"learning rate", AdamW::Options(-1e-3)},
       {"learning rate", AdamW::Options(nan)},
+      {"learning rate", AdamW::Options(std::numeric_limits<double>::infinity())},
       {"eps", AdamW::Options(1e-3).eps(-1)},
       {"first beta", AdamW::Options(1e-3).betas({1.0, 0.9})},
       {"first beta", AdamW::Options(1e-3).betas({-0.1, 0.9})},
       {"second beta", AdamW::Options(1e-3).betas({0.9, 1.5})},
+      {"eps", AdamW::Options(1e-3).eps(std::numeric_limits<double>::infinity())},
       {"weight decay", AdamW::Options(1e-3).weight_decay(-0.1)},
+      {"weight decay", AdamW::Options(1e-3).weight_decay(std::numeric_limits<double>::infinity())},
   };
   const Config config = tight();
   for (const Config* with : {static_cast<const Config*>(nullptr), &config}) {
@@ -278,6 +281,110 @@ TEST(AdamW, two_over_one_parameter_are_refused_by_its_name) {
   expect_logic_error("'layer1.weight'", [&] { second.step(); });
   first.reset();
   EXPECT_NO_THROW(second.step());
+}
+
+namespace {
+
+struct Layer : torch::nn::Module {
+  explicit Layer(const at::Tensor& of) : weight(register_parameter("weight", of)) {}
+  at::Tensor weight;
+};
+
+/// One weight in two layers, as language models tie the first to the last: twice among its parameters.
+struct Tied : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) const {
+    return torch::linear(torch::relu(torch::linear(x, first->weight)), last->weight).square().mean();
+  }
+
+  std::shared_ptr<Layer> first = register_module("first", std::make_shared<Layer>(torch::randn({width, width})));
+  std::shared_ptr<Layer> last = register_module("last", std::make_shared<Layer>(first->weight));
+};
+
+}  // namespace
+
+TEST(AdamW, updates_a_tied_parameter_once_however_often_it_is_listed) {
+  const auto train = [](Session* session, bool listed_twice) {
+    at::set_num_threads(1);
+    torch::manual_seed(3);
+    Tied model;
+    EXPECT_EQ(model.parameters().size(), 2u);
+    if (session != nullptr) session->manage(model);
+    const Tensors listed = listed_twice ? model.parameters() : Tensors{model.first->weight};
+    AdamW optimizer = session != nullptr ? AdamW(*session, {Group(listed)}, usual()) : AdamW(listed, usual());
+    for (int i = 0; i < 3; ++i) {
+      model.forward(batch()).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    optimizer.param_groups()[0].params() = model.parameters();  // and so where the program lists it later
+    model.forward(batch()).backward();
+    optimizer.step();
+    return model.first->weight.detach().clone();
+  };
+  const at::Tensor expected = train(nullptr, false);
+  EXPECT_TRUE(same_bits(train(nullptr, true), expected));
+  std::optional<Session> session(std::in_place, tight());
+  EXPECT_TRUE(same_bits(train(&*session, true), expected));
+}
+
+TEST(AdamW, refuses_a_parameter_in_two_groups_and_changes_nothing) {
+  const Config config = tight();
+  for (const Config* with : {static_cast<const Config*>(nullptr), &config}) {
+    World world(with);
+    const at::Tensor weight = world.model->layers[0]->weight;
+    AdamW::Groups groups{Group({weight}), Group({world.model->layers[1]->weight, weight})};
+    expect_logic_error("is in group 0 and in group 1", [&] { world.adamw(groups, usual()); });
+    groups[1].params().pop_back();
+    const auto optimizer = world.adamw(groups, usual());
+    optimizer->param_groups()[1].params().push_back(weight);
+    Tensors before, after;
+    add_parameters(world, before);
+    world.model->forward(batch()).backward();
+    expect_logic_error("is in group 0 and in group 1", [&] { optimizer->step(); });
+    add_parameters(world, after);
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(before[i], after[i])) << i;
+  }
+}
+
+TEST(AdamW, without_a_session_updates_all_or_nothing) {
+  World world;
+  AdamW::Groups groups{Group({world.model->layers[0]->weight}), Group({world.model->layers[1]->weight})};
+  groups[1].set_options(std::make_unique<AdamW::Options>(usual()));
+  const auto optimizer = world.adamw(groups, usual());
+  Tensors losses, before, after;
+  world.train(*optimizer, losses);
+  add_parameters(world, before);
+  world.model->forward(batch()).backward();
+  auto& options = static_cast<AdamW::Options&>(optimizer->param_groups()[1].options());
+  options.lr(-1);
+  expect_logic_error("learning rate", [&] { optimizer->step(); });
+  options.lr(1e-2);
+  world.model->layers[1]->weight.mutable_grad() = torch::ones({1});
+  expect_logic_error("gradient of shape", [&] { optimizer->step(); });
+  add_parameters(world, after);
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(before[i], after[i])) << i;
+}
+
+TEST(AdamW, without_a_session_refuses_a_parameter_that_became_another_since_its_first_update) {
+  World world;
+  const auto optimizer = world.adamw(usual());
+  Tensors losses;
+  world.train(*optimizer, losses);
+  at::Tensor& weight = world.model->layers[0]->weight;
+  const at::Tensor before = weight.detach().clone();
+  const auto replace = [&](const at::Tensor& by) {
+    const torch::NoGradGuard no_grad;
+    weight.set_data(by);
+    weight.mutable_grad() = torch::ones_like(by);
+  };
+  for (const at::Tensor& other : {before.to(at::kBFloat16), torch::ones({2 * width, width})}) {
+    replace(other.clone());
+    expect_logic_error("another type or size", [&] { optimizer->step(); });
+    EXPECT_TRUE(same_bits(weight.detach().clone(), other));
+    weight.mutable_grad() = at::Tensor();
+  }
+  replace(before.clone());
+  EXPECT_NO_THROW(optimizer->step());
 }
 
 }  // namespace terrace::testing

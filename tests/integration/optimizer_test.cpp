@@ -1,9 +1,11 @@
 // What all optimizers do alike: gradients that are not finite, the loss scale, updates within backward, the type that
 // gradients are summed up in, and another optimizer than AdamW.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include <gmock/gmock.h>
@@ -183,6 +185,26 @@ TEST(GradientNorms, are_told_by_group_with_a_session_and_without) {
         return results;
       },
       at::kFloat, {.non_finite = "skip"});
+}
+
+TEST(GradientNorms, are_read_without_waiting_for_the_update_that_finds_them) {
+  Config config = tight();
+  config.optimizer.non_finite = "skip";
+  World world(&config);
+  world.session.reset();
+  at::set_num_threads(static_cast<int>(std::max(2u, std::thread::hardware_concurrency())));
+  world.session.emplace(config);  // whose updates are run by whoever needs them
+  world.model = std::make_shared<Mlp>();
+  world.manage();
+  const auto optimizer = world.adamw(usual());
+  backward(world);
+  poison(world);
+  optimizer->step();
+  EXPECT_FALSE(optimizer->newest_gradient_norms().has_value());
+  EXPECT_EQ(optimizer->skipped_steps(), 0);
+  world.session->synchronize();
+  EXPECT_EQ(optimizer->newest_gradient_norms().value().step, 1);
+  EXPECT_EQ(optimizer->skipped_steps(), 1);
 }
 
 // ---- The loss scale

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <set>
 #include <string>
 #include <type_traits>
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "tests/optimizer/instruction_sets.h"
 #include "tests/optimizer/random_state.h"
 
@@ -153,6 +155,65 @@ TYPED_TEST(AdamW, keeps_a_nan_a_nan_whatever_its_payload) {
   });
 }
 
+TYPED_TEST(AdamW, keeps_subnormal_numbers_as_the_scalar_reference_does) {
+  std::mt19937 random(2);
+  const auto subnormal = [&](auto& lane, std::uint32_t sign) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    if constexpr (std::is_same_v<std::decay_t<decltype(lane)>, float>) {
+      lane = std::bit_cast<float>((sign & bits) | 1 | (bits & 0x7fffffu));
+    } else {
+      lane = static_cast<std::uint16_t>((sign & bits) >> 16 | 1 | (bits & 0x7fu));
+    }
+  };
+  with_each_instruction_set([&] {
+    if (!adamw_uses_fma()) return;
+    const std::size_t count = 100;
+    TypeParam state(count, 1);
+    auto gradient = TypeParam::gradient(count, 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      subnormal(state.parameter[i], 0x80000000u);
+      subnormal(gradient[i], 0x80000000u);
+      subnormal(state.momentum[i], 0x80000000u);
+      subnormal(state.variance[i], 0);
+    }
+    TypeParam expected = state;
+    for (int t = 1; t <= 3; ++t) {
+      const AdamWStep step(kOptions, t, clip_of(t));
+      state.update(step, gradient, 0, count);
+      expected.update_by_reference(step, gradient);
+      ASSERT_EQ(state, expected) << "step " << t;
+    }
+    EXPECT_GT(std::count_if(state.variance.begin(), state.variance.end(), [](auto v) { return v != 0; }), 90);
+  });
+}
+
+TYPED_TEST(AdamW, refuses_a_run_that_lacks_something_and_changes_nothing) {
+  TypeParam state(40, 1);
+  const TypeParam before = state;
+  const auto gradient = TypeParam::gradient(40, 1);
+  const auto refuse = [&](const UpdateRun& run) {
+    EXPECT_THROW(adamw_update(AdamWStep(kOptions, 1), run), LogicError);
+    EXPECT_THROW(adamw_update(AdamWStep(kOptions, 1), run, UpdateThreads(2)), LogicError);
+    EXPECT_EQ(state, before);
+  };
+  for (void* UpdateRun::*const array : {&UpdateRun::parameter, &UpdateRun::momentum, &UpdateRun::variance}) {
+    UpdateRun run = state.run(gradient);
+    run.*array = nullptr;
+    refuse(run);
+  }
+  UpdateRun run = state.run(gradient);
+  run.gradient = nullptr;
+  refuse(run);
+  run = state.run(gradient);
+  run.parameter_type = ElementType::float16;
+  refuse(run);
+  if (TypeParam::has_master) {
+    run = state.run(gradient);
+    run.master = nullptr;
+    refuse(run);
+  }
+}
+
 TYPED_TEST(AdamW, goes_up_the_gradient_to_maximize) {
   AdamWOptions up = kOptions;
   up.maximize = true;
@@ -180,6 +241,8 @@ TEST(AdamWStep, follows_the_formulas_in_double_and_rounds_once) {
   EXPECT_EQ(step.root_bias_correction2, static_cast<float>(std::sqrt(1 - std::pow(0.95, 7.0))));
   EXPECT_EQ(step.step_size, static_cast<float>(-1e-3 / (1 - std::pow(0.9, 7.0))));
 }
+
+TEST(AdamWStep, counts_from_one) { EXPECT_THROW((AdamWStep{kOptions, 0}), LogicError); }
 
 TEST(AdamWFloat, moves_a_parameter_by_the_learning_rate_in_its_first_step) {
   AdamWOptions options = kOptions;

@@ -9,6 +9,7 @@
 
 #include "tests/optimizer/adamw_reference.h"
 #include "tests/optimizer/instruction_sets.h"
+#include "base/error.h"
 #include "tests/optimizer/random_state.h"
 
 namespace terrace {
@@ -120,6 +121,20 @@ TEST(SgdUpdate, keeps_a_parameters_nan_a_nan_in_momentum_of_two_bytes) {
   sgd_update(SgdStep(with_momentum, 1), run_of(state, State::gradient(20, 1)));
   EXPECT_TRUE(std::isnan(bfloat16_to_float(state.momentum[3])));
   EXPECT_TRUE(std::isnan(state.parameter[3]));
+}
+
+TEST(SgdUpdate, refuses_a_run_that_lacks_something_and_a_step_below_one) {
+  FloatState state(40, 1);
+  const FloatState before = state;
+  const auto gradient = FloatState::gradient(40, 1);
+  UpdateRun run = run_of(state, gradient);
+  run.momentum = nullptr;
+  EXPECT_THROW(sgd_update(SgdStep(with_momentum, 1), run), LogicError);
+  run = run_of(state, gradient);
+  run.parameter_type = ElementType::float16;
+  EXPECT_THROW(sgd_update(SgdStep(with_momentum, 1), run), LogicError);
+  EXPECT_EQ(state, before);
+  EXPECT_THROW((SgdStep{with_momentum, 0}), LogicError);
 }
 
 }  // namespace

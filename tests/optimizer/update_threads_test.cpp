@@ -1,11 +1,15 @@
 #include "optimizer/update_threads.h"
 
 #include <atomic>
+#include <cfenv>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 namespace terrace {
 namespace {
@@ -45,6 +49,31 @@ TEST(UpdateThreads, serves_several_callers_at_a_time) {
   }
   callers.clear();
   EXPECT_EQ(done, 4u * 50 * 16);
+}
+
+TEST(UpdateThreads, computes_by_the_standard_on_every_thread_whatever_the_program_told_its_own) {
+  std::fenv_t before{};
+  std::fegetenv(&before);
+  std::fesetround(FE_UPWARD);
+#if defined(__SSE__)
+  _mm_setcsr(_mm_getcsr() | _MM_FLUSH_ZERO_ON | 0x40u);  // and what is read is taken for zero
+#endif
+  volatile float small = 0x1p-140f;
+  std::vector<float> products(1000);
+  std::vector<int> modes(1000);
+  const auto compute = [&](std::size_t i) {
+    products[i] = small * 0.5f;
+    modes[i] = std::fegetround();
+  };
+  UpdateThreads(4).for_each(1000, compute);
+  const int after = std::fegetround();
+  float alone = 0;
+  UpdateThreads(1).for_each(1, [&](std::size_t) { alone = small * 0.5f; });
+  std::fesetenv(&before);
+  EXPECT_EQ(after, FE_UPWARD) << "is the program's again";
+  EXPECT_EQ(modes, std::vector<int>(1000, FE_TONEAREST));
+  EXPECT_EQ(products, std::vector<float>(1000, 0x1p-141f));
+  EXPECT_EQ(alone, 0x1p-141f);
 }
 
 }  // namespace
