@@ -211,6 +211,14 @@ BareNvmeBesideChecksums::BareNvmeBesideChecksums(const BareNvme::Part& part, std
       loop_(part, read_bytes, written_bytes, options),
       memory_(map_memory(part.file, loop_.most_blocks() * options.block_bytes)) {}
 
+BareNvmeBesideChecksums::BareNvmeBesideChecksums(const std::filesystem::path& folder, std::uint64_t read_bytes,
+                                                 std::uint64_t written_bytes, const BareNvme::Options& options)
+    : read_bytes_(read_bytes),
+      written_bytes_(written_bytes),
+      block_bytes_(options.block_bytes),
+      loop_(folder, std::max(read_bytes, written_bytes), options),
+      memory_(map_memory(folder, loop_.most_blocks() * options.block_bytes)) {}
+
 BareNvmeBesideChecksums::~BareNvmeBesideChecksums() { munmap(memory_.data(), memory_.size()); }
 
 double BareNvmeBesideChecksums::seconds() {

@@ -80,6 +80,9 @@ class BareNvmeBesideChecksums {
  public:
   BareNvmeBesideChecksums(const BareNvme::Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes,
                           const BareNvme::Options& options);
+  /// On a file of its own in the folder.
+  BareNvmeBesideChecksums(const std::filesystem::path& folder, std::uint64_t read_bytes, std::uint64_t written_bytes,
+                          const BareNvme::Options& options);
   ~BareNvmeBesideChecksums();
   BareNvmeBesideChecksums(const BareNvmeBesideChecksums&) = delete;
   BareNvmeBesideChecksums& operator=(const BareNvmeBesideChecksums&) = delete;

@@ -67,6 +67,8 @@ nlohmann::ordered_json to_json(const UpdateCase& each) {
   json["dram_floor_seconds"] = each.dram_floor_seconds;
   json["bound_by"] = bound_of(each);
   json["fraction"] = interval_json(each.fraction);
+  json["together_seconds"] = each.together_seconds;
+  json["fraction_of_together"] = interval_json(each.fraction_of_together);
   json["pairs"] = each.pairs;
   json["target"] = target_json("fraction", update_fraction_target);
   json["verdict"] = name_of(each.verdict);
@@ -85,15 +87,17 @@ nlohmann::ordered_json to_json(const UpdateCase& each) {
 
 std::string alone_table(const std::vector<UpdateCase>& cases) {
   std::vector<std::vector<std::string>> rows{{"update alone", "parameters", "states", "read", "written", "ms",
-                                              "nvme floor ms", "dram floor ms", "fraction", "pairs", "target"}};
+                                              "nvme floor ms", "dram floor ms", "fraction", "of both at once", "pairs",
+                                              "target"}};
   for (const UpdateCase& each : cases) {
-    rows.push_back(
-        {each.setting.name, formatted("%.1fM", 1e-6 * static_cast<double>(each.parameters)),
-         formatted("%.0f MB", 1e-6 * static_cast<double>(each.state_bytes)),
-         formatted("%.0f MB", 1e-6 * each.read_bytes), formatted("%.0f MB", 1e-6 * each.written_bytes),
-         formatted("%.1f", milliseconds(each.seconds)), formatted("%.1f", milliseconds(each.nvme_floor_seconds)),
-         formatted("%.1f", milliseconds(each.dram_floor_seconds)), with_interval(each.fraction),
-         std::to_string(each.pairs), formatted("fraction >= %.2f: %s", update_fraction_target, name_of(each.verdict))});
+    rows.push_back({each.setting.name, formatted("%.1fM", 1e-6 * static_cast<double>(each.parameters)),
+                    formatted("%.0f MB", 1e-6 * static_cast<double>(each.state_bytes)),
+                    formatted("%.0f MB", 1e-6 * each.read_bytes), formatted("%.0f MB", 1e-6 * each.written_bytes),
+                    formatted("%.1f", milliseconds(each.seconds)),
+                    formatted("%.1f", milliseconds(each.nvme_floor_seconds)),
+                    formatted("%.1f", milliseconds(each.dram_floor_seconds)), with_interval(each.fraction),
+                    with_interval(each.fraction_of_together), std::to_string(each.pairs),
+                    formatted("fraction >= %.2f: %s", update_fraction_target, name_of(each.verdict))});
   }
   return format_table(rows);
 }

@@ -1,6 +1,7 @@
 #include "tools/update_case.h"
 
 #include <algorithm>
+#include <future>
 #include <optional>
 #include <string>
 #include <utility>
@@ -291,10 +292,15 @@ HiddenUpdate measure_hidden(Updates& updates, const PairOptions& options, Step&&
 }
 
 /// Against the floors, each a loop of its own that knows nothing of chunks and sessions.
-void measure_fraction(Updates& updates, BareNvme& drive, const UpdateArrays& arrays, const UpdateThreads& threads,
-                      PairOptions options, UpdateCase& result) {
+void measure_fraction(Updates& updates, const UpdateArrays& arrays, const UpdateThreads& threads, PairOptions options,
+                      UpdateCase& result) {
+  BareNvme::Options loop{.block_bytes = result.block_bytes, .depth = static_cast<unsigned>(result.depth)};
+  BareNvme drive(result.setting.folder, whole(std::max(result.read_bytes, result.written_bytes)), loop);
+  loop.own_memory = true;  // as an update's states have
+  BareNvmeBesideChecksums beside(result.setting.folder, whole(result.read_bytes), whole(result.written_bytes), loop);
   std::vector<double> nvme;
   std::vector<double> dram;
+  std::vector<double> together;
   std::vector<double> seconds;
   options.target = Target{Target::Sense::at_least, update_fraction_target};
   const Comparison comparison = compare_in_pairs(
@@ -304,6 +310,11 @@ void measure_fraction(Updates& updates, BareNvme& drive, const UpdateArrays& arr
         const Stopwatch watch;
         pass_over(arrays.run(), threads);
         dram.push_back(watch.elapsed_seconds());
+        const Stopwatch both;
+        const std::future<void> passing = std::async(std::launch::async, [&] { pass_over(arrays.run(), threads); });
+        beside.seconds();
+        passing.wait();
+        together.push_back(both.elapsed_seconds());
         return std::max(nvme.back(), dram.back());
       },
       [&] {
@@ -315,6 +326,10 @@ void measure_fraction(Updates& updates, BareNvme& drive, const UpdateArrays& arr
   result.seconds = median_of(seconds);
   result.nvme_floor_seconds = median_of(nvme);
   result.dram_floor_seconds = median_of(dram);
+  result.together_seconds = median_of(together);
+  std::vector<double> shares;
+  for (std::size_t i = 0; i < result.pairs; ++i) shares.push_back(together.at(i) / seconds.at(i));
+  result.fraction_of_together = median_interval(shares);
   result.fraction = comparison.ratio;
   result.verdict = comparison.verdict;
 }
@@ -330,7 +345,8 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   const double elements = elements_of(setting);
   const Config config = config_of(setting, elements);
   const auto parameter_bytes = static_cast<double>(bytes_of(setting.type));
-  require_memory(config, (2 * parameter_bytes + state_bytes(setting)) * elements);
+  // The arrays, and what the loops beside each other read, write and take checksums of.
+  require_memory(config, (2 * parameter_bytes + 5 * state_bytes(setting)) * elements);
   const MemoryPlan plan = plan_of(config);
   UpdateCase result;
   result.setting = setting;
@@ -351,9 +367,7 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.written_bytes = std::min(model.traffic().moved(Link::host_to_nvme), static_cast<double>(result.state_bytes));
   const UpdateThreads threads(result.threads);
   const UpdateArrays arrays(setting.type, state_format(setting.states), result.parameters);
-  BareNvme drive(setting.folder, whole(std::max(result.read_bytes, result.written_bytes)),
-                 {.block_bytes = result.block_bytes, .depth = static_cast<unsigned>(result.depth)});
-  measure_fraction(updates, drive, arrays, threads, options, result);
+  measure_fraction(updates, arrays, threads, options, result);
   PairOptions hidden = options;
   hidden.target = std::nullopt;
   result.behind_step = measure_hidden(updates, hidden, [&](double compute_seconds, bool with_update) {

@@ -44,7 +44,9 @@ struct UpdateCase {
   double seconds = 0;  ///< medians; of the update alone
   double nvme_floor_seconds = 0;
   double dram_floor_seconds = 0;
-  Interval fraction;  ///< the larger floor over the update, by pairs
+  double together_seconds = 0;    ///< of both loops at once, beside a thread that takes the checksums
+  Interval fraction;              ///< the larger floor over the update, by pairs
+  Interval fraction_of_together;  ///< likewise: what of it is drive, memory and checksums in each other's way
   std::size_t pairs = 0;
   Verdict verdict = Verdict::none;
   HiddenUpdate behind_forward;  ///< which is as long as the update, or a little longer

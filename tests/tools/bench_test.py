@@ -132,10 +132,11 @@ class BenchTest(unittest.TestCase):
             self.assertEqual(case["state_bytes"], bytes_of_states * case["parameters"])
             for link in ("nvme→host", "host→nvme"):
                 self.assertTrue(0 < case["bytes_moved"][link] <= case["state_bytes"], case)
-            for seconds in ("seconds", "nvme_floor_seconds", "dram_floor_seconds"):
+            for seconds in ("seconds", "nvme_floor_seconds", "dram_floor_seconds", "together_seconds"):
                 self.assertGreater(case[seconds], 0)
             larger = max(case["nvme_floor_seconds"], case["dram_floor_seconds"])
             self.assertAlmostEqual(case["fraction"]["median"], larger / case["seconds"], places=6)
+            self.assertGreater(case["fraction_of_together"]["median"], 0)
             self.assertEqual(case["target"], {"figure": "fraction", "sense": "at least", "value": 0.9})
             self.assertIn(case["verdict"], ["met", "missed"])
             self.assertEqual(set(case["hidden"]), {"median", "low", "high"})
