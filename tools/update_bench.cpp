@@ -17,7 +17,7 @@ namespace terrace {
 namespace {
 
 /// The format; it goes up when a field changes its meaning.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 const std::vector<UpdateSetting>& all_settings() {
   static const std::vector<UpdateSetting> settings{
@@ -80,7 +80,6 @@ nlohmann::ordered_json to_json(const UpdateCase& each) {
   }
   if (each.behind_step.pairs > 0) {
     json["behind_step"] = hidden_json(each.behind_step);
-    json["behind_step"]["most_hidden"] = most_hidden_behind_step(each.behind_step.compute_over_update);
   }
   return json;
 }
@@ -115,8 +114,7 @@ std::string hidden_table(const std::vector<UpdateCase>& cases) {
   for (const UpdateCase& each : cases) {
     add(each.setting.name + ", forward", each.behind_forward,
         formatted("hidden >= %.2f: %s", update_hidden_target, name_of(each.behind_forward.verdict)));
-    add(each.setting.name + ", a step", each.behind_step,
-        formatted("%.2f can be", most_hidden_behind_step(each.behind_step.compute_over_update)));
+    add(each.setting.name + ", a step", each.behind_step, "");
   }
   return rows.size() == 1 ? "" : format_table(rows);
 }

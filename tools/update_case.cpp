@@ -336,10 +336,6 @@ void measure_fraction(Updates& updates, const UpdateArrays& arrays, const Update
 
 }  // namespace
 
-double most_hidden_behind_step(double compute_over_update) noexcept {
-  return std::min(1.0, StandIn::forward_share * compute_over_update);
-}
-
 UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& options) {
   const ThreadsOfLibTorch one_thread(1);
   const double elements = elements_of(setting);

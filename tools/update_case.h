@@ -57,10 +57,6 @@ inline constexpr double update_fraction_target = 0.90;
 inline constexpr double update_hidden_target = 0.95;
 inline constexpr double update_compute_share = 1.1;  ///< of the update, that computation takes
 
-/// Of what can be hidden behind a step whose computation is so long, at most: an update has to be over when forward,
-/// a part of that, has used its parameters, and nothing of it can begin before `step()`.
-double most_hidden_behind_step(double compute_over_update) noexcept;
-
 /// Measures in pairs. Parameters and gradients rest on the host, states on NVMe but for what the host has room for
 /// beside them. Uses one thread of LibTorch, so that updates run in the background. What was measured when
 /// `options.stop` says so counts; `options.target` is not used. Throws what a session throws, and OutOfMemory where the

@@ -125,7 +125,7 @@ class BenchTest(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(os.listdir(folder), [])
         report = json.loads(result.stdout)
-        self.assertEqual(report["version"], 1)
+        self.assertEqual(report["version"], 2)
         self.assertIn("cores", report["machine"])
         self.assertEqual([case["name"] for case in report["cases"]], ["fp32-float32", "bf16-split_bfloat16"])
         for case, bytes_of_states in zip(report["cases"], (8, 6)):
@@ -142,8 +142,6 @@ class BenchTest(unittest.TestCase):
             self.assertEqual(set(case["hidden"]), {"median", "low", "high"})
             self.assertEqual(case["hidden"], case["behind_forward"]["hidden"])
             self.assertIn(case["behind_forward"]["verdict"], ["met", "missed"])
-            self.assertAlmostEqual(case["behind_step"]["most_hidden"],
-                                   min(1, case["behind_step"]["compute_over_update"] / 3), places=6)
             for behind in (case["behind_forward"], case["behind_step"]):
                 self.assertGreater(behind["compute_over_update"], 0)
                 self.assertGreater(behind["with_seconds"], 0)
