@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "tests/optimizer/adamw_reference.h"
 #include "tests/optimizer/instruction_sets.h"
-#include "base/error.h"
 #include "tests/optimizer/random_state.h"
 
 namespace terrace {
