@@ -152,6 +152,18 @@ void Gradients::hook_restore(ManagedParameter& parameter) {
   autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::move(restore));
 }
 
+void Gradients::require_fits(const ManagedParameter& parameter, const at::Tensor& gradient) {
+  if (gradient.layout() != at::kStrided) {
+    throw LogicError("parameter '" + parameter.name + "' has a sparse gradient, which cannot be managed",
+                     "make the embedding's gradient dense (sparse(false))");
+  }
+  if (gradient.sizes() != parameter.tensor.sizes()) {
+    throw LogicError(c10::str("parameter '", parameter.name, "', of shape ", parameter.tensor.sizes(),
+                              ", has a gradient of shape ", gradient.sizes()),
+                     "give it one of its own shape");
+  }
+}
+
 void Gradients::adopt(ManagedParameter& parameter) {
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   if (!gradient.defined() || gradient.requires_grad()) {
@@ -166,15 +178,10 @@ void Gradients::adopt(ManagedParameter& parameter) {
     return;
   }
   if (gradient.layout() != at::kStrided) {
-    gradient = at::Tensor();
-    throw LogicError("parameter '" + parameter.name + "' has a sparse gradient, which cannot be managed",
-                     "make the embedding's gradient dense (sparse(false))");
+    const at::Tensor sparse = std::exchange(gradient, {});
+    require_fits(parameter, sparse);
   }
-  if (gradient.sizes() != parameter.tensor.sizes()) {
-    throw LogicError(c10::str("parameter '", parameter.name, "', of shape ", parameter.tensor.sizes(),
-                              ", has a gradient of shape ", gradient.sizes()),
-                     "give it one of its own shape");
-  }
+  require_fits(parameter, gradient);
   const at::NoGradGuard no_grad;
   at::Tensor adopted = make(parameter);
   adopted.copy_(gradient);
@@ -208,10 +215,7 @@ void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
     gradient = parked + fresh;
     return;
   }
-  if (fresh.layout() != at::kStrided) {
-    throw LogicError("parameter '" + parameter.name + "' has a sparse gradient, which cannot be managed",
-                     "make the embedding's gradient dense (sparse(false))");
-  }
+  require_fits(parameter, fresh);
   const at::NoGradGuard no_grad;
   gradient.add_(fresh);
 }

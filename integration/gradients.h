@@ -36,6 +36,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// or a managed one: does nothing.
   void adopt(ManagedParameter& parameter);
 
+  /// Throws LogicError, by the parameter's name, for a gradient of another shape than it or a sparse one.
+  static void require_fits(const ManagedParameter& parameter, const at::Tensor& gradient);
+
   /// The parameter's gradient as the update reads it, in its managed run: adopted, or where it requires grad
   /// itself copied there. To be kept until the update is done. The gradient must be defined.
   at::Tensor for_update(ManagedParameter& parameter);

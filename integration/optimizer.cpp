@@ -35,9 +35,10 @@ void drop_repeated(Optimizer::Groups& groups, std::string_view kind) {
     for (const at::Tensor& parameter : groups[group].params()) {
       ++count;
       const std::size_t first = group_of.emplace(parameter.unsafeGetTensorImpl(), group).first->second;
-      require_option(
-          first == group, kind,
-          c10::str("a parameter of shape ", parameter.sizes(), " is in group ", first, " and in group ", group));
+      if (first != group) {
+        throw LogicError(c10::str(kind, ": a parameter of shape ", parameter.sizes(), " is in group ", first,
+                                  " and in group ", group));
+      }
     }
   }
   if (group_of.size() == count) {
@@ -114,6 +115,7 @@ void Optimizer::maximize(bool on) noexcept { backend_->maximize = on; }
 void Optimizer::update_in_backward(bool on) {
   require_option(!on || backend_->max_gradient_norm == 0, kind_.name,
                  "parameters cannot be updated within backward where gradients are clipped (max_gradient_norm)");
+  drop_repeated(param_groups_, kind_.name);
   backend_->update_in_backward(on, param_groups_);
 }
 
@@ -146,7 +148,8 @@ void require_option(bool holds, std::string_view kind, const std::string& what) 
 }
 
 void require_not_negative(double value, std::string_view kind, const std::string& name) {
-  require_option(value >= 0 && std::isfinite(value), kind, name + " is " + std::to_string(value) + ", not 0 or more");
+  require_option(value >= 0 && std::isfinite(static_cast<float>(value)), kind,
+                 name + " is " + std::to_string(value) + ", not a finite number of 0 or more");
 }
 
 }  // namespace terrace

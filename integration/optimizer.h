@@ -54,8 +54,8 @@ class Optimizer : public torch::optim::Optimizer {
   /// until it has been found.
   std::optional<double> gradient_norm() const;
 
-  /// Of the newest step whose norms have been found, overall and by group; nothing where none are asked for, as above.
-  /// Never waits.
+  /// Of the newest step whose norms have been found, overall and by group; nothing before a step that was asked for
+  /// them, as above. Never waits.
   std::optional<GradientNorms> newest_gradient_norms() const;
 
   /// How many steps have changed nothing because a gradient was not finite, as far as that is known. Never waits.
@@ -63,8 +63,8 @@ class Optimizer : public torch::optim::Optimizer {
 
   /// With a session, returns before the update is done. Throws what an update before has failed with. A parameter that
   /// a group lists several times, as modules do a tied one, is updated once; gradients of another type are converted to
-  /// the one that they are summed up in. Throws LogicError, and changes nothing, for a parameter in two groups, a
-  /// gradient of another shape or a sparse one, and options out of range.
+  /// the one that they are summed up in. Throws LogicError, before it updates anything, for a parameter in two groups,
+  /// a gradient of another shape or a sparse one, and options out of range. (What `update_in_backward` has updated is.)
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Throw LogicError: states are saved by the session, with the parameters.

@@ -89,14 +89,8 @@ class Managed final : public OptimizerBackend {
     state->add_optimizer_chunks(keeps_variance(kind_.name));
 
     Update update = new_update(*state, groups.size());
-    for (std::size_t group = 0; group < groups.size(); ++group) {
-      const std::shared_ptr<const UpdateRule> rule = rule_of(groups[group]);
-      const auto& tensors = groups[group].params();
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        if (tensors[i].grad().defined() && tensors[i].numel() != 0) {
-          add(update, *state, managed(*state, tensors[i], group, i), rule, group);
-        }
-      }
+    for (const Wanted& each : what_to_update(*state, groups)) {
+      add(update, *state, *each.parameter, each.rule, each.group);
     }
     ++steps_;
     if (updates_in_backward()) {
@@ -145,6 +139,30 @@ class Managed final : public OptimizerBackend {
     UpdateJob job;
     std::vector<ManagedParameter*> parameters;
   };
+
+  struct Wanted {
+    ManagedParameter* parameter;
+    std::shared_ptr<const UpdateRule> rule;
+    std::size_t group;
+  };
+
+  /// What has a gradient. Throws, before anything changes, where some of it cannot be updated.
+  std::vector<Wanted> what_to_update(SessionState& state, const Optimizer::Groups& groups) const {
+    std::vector<Wanted> wanted;
+    for (std::size_t group = 0; group < groups.size(); ++group) {
+      const std::shared_ptr<const UpdateRule> rule = rule_of(groups[group]);
+      const auto& tensors = groups[group].params();
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        if (tensors[i].grad().defined() && tensors[i].numel() != 0) {
+          ManagedParameter& parameter = managed(state, tensors[i], group, i);
+          require_own(parameter);
+          Gradients::require_fits(parameter, tensors[i].grad());
+          wanted.push_back({&parameter, rule, group});
+        }
+      }
+    }
+    return wanted;
+  }
 
   std::shared_ptr<SessionState> session() const {
     std::shared_ptr<SessionState> state = state_.lock();
@@ -253,6 +271,13 @@ class Managed final : public OptimizerBackend {
 
   /// The states in the parameter's chunks are this optimizer's from now on.
   void take_over(ManagedParameter& parameter) {
+    require_own(parameter);
+    parameter.optimizer = this;
+    parameter.updated_by = kind_.name;
+  }
+
+  /// That no other optimizer has them.
+  void require_own(const ManagedParameter& parameter) const {
     if (parameter.optimizer != nullptr && parameter.optimizer != this) {
       throw LogicError(
           std::string(kind_.name) + ": '" + parameter.name + "' is updated by another optimizer of the session already",
@@ -263,8 +288,6 @@ class Managed final : public OptimizerBackend {
                            parameter.updated_by,
                        "go on with " + parameter.updated_by);
     }
-    parameter.optimizer = this;
-    parameter.updated_by = kind_.name;
   }
 
   void require_updatable(const ManagedParameter& parameter) const {

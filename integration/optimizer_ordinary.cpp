@@ -16,6 +16,7 @@
 #include "integration/optimizer_states.h"
 #include "optimizer/gradient_norm.h"
 #include "optimizer/non_finite.h"
+#include "optimizer/standard_arithmetic.h"
 #include "optimizer/state_format.h"
 #include "optimizer/update_threads.h"
 
@@ -33,8 +34,10 @@ class Ordinary final : public OptimizerBackend {
   }
 
   void step(Optimizer::Groups& groups) override {
-    norm_.reset();
+    const StandardArithmetic standard;
+    std::erase_if(states_, [](const auto& known) { return known.second.owner.expired(); });
     const std::vector<std::shared_ptr<const UpdateRule>> rules = require_updatable(groups);
+    norm_.reset();
     float scale = static_cast<float>(1 / loss_scale);
     if (max_gradient_norm > 0 || non_finite_ != NonFinite::pass) {
       GradientNorms norms = norms_of(groups);

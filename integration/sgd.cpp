@@ -1,5 +1,6 @@
 #include "integration/sgd.h"
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,8 @@ std::shared_ptr<const UpdateRule> rule(const torch::optim::OptimizerOptions& gro
   require_not_negative(options.lr(), sgd_name, "the learning rate");
   require_not_negative(options.momentum(), sgd_name, "the momentum");
   require_not_negative(options.weight_decay(), sgd_name, "the weight decay");
+  require_option(std::isfinite(static_cast<float>(options.dampening())), sgd_name,
+                 "the dampening is " + std::to_string(options.dampening()) + ", not a finite number");
   require_option(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0), sgd_name,
                  "Nesterov's momentum needs a momentum above 0 and no dampening");
   return std::make_shared<SgdRule>(SgdOptions{.learning_rate = options.lr(),

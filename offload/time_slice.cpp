@@ -18,7 +18,7 @@ void prefer_short_time_slices() noexcept {
   if (::syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) {
     return;
   }
-  if (attributes.sched_policy != SCHED_NORMAL && attributes.sched_policy != SCHED_BATCH) {
+  if (attributes.sched_policy != SCHED_NORMAL) {
     return;  // somebody chose, and knows better
   }
   attributes.sched_runtime = slice_ns;

@@ -45,7 +45,7 @@ class TransferBoard {
   using Lock = std::unique_lock<std::mutex>;
   /// Bytes by link and kind.
   using Moved = std::array<std::array<std::uint64_t, kind_count>, link_count>;
-  static constexpr std::size_t most_transfers = 4096;  ///< that have not ended
+  static constexpr std::size_t most_transfers = 4096;  ///< whose `done` has not returned
 
   TransferBoard(HostArena& arena, std::size_t staging_blocks_each_way, TransferObserver* observer);
   /// Stops and joins the workers. Nothing may be under way any more.

@@ -14,11 +14,12 @@
 ///     run is cut into calls.
 ///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds m and v twice;
 ///     `adamw_uses_fma` tells.
-///   - fp32 moments are LibTorch's, bit for bit. So are fp32 parameters, but for about one element in 150 whose square
+///   - fp32 moments are LibTorch's, bit for bit, where its kernels round a multiplication and addition once (AVX2,
+///   AVX-512). So are fp32 parameters, but for about one element in 150 whose square
 ///     root LibTorch rounds the other way, which moves that element's change of p by at most a few units in its last
 ///     place.
 ///   - NaN, infinity and subnormal numbers go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
-///     (A thread that is told to flush subnormal numbers does; those of UpdateThreads do not.)
+///     Threads that round otherwise or flush subnormal numbers do so here too; parts of UpdateThreads do not.
 ///
 /// Pure functions: any thread may call them, at the same time on distinct arrays. Allocates nothing. Throws LogicError,
 /// before anything changes, for a run that `require_updatable` refuses and a step below 1.

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "optimizer/gradient_norm.h"
+#include "optimizer/standard_arithmetic.h"
 
 namespace terrace {
 namespace {
@@ -141,7 +142,9 @@ class OwnArithmetic {
 }  // namespace
 
 QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job)
-    : stream_(stream), threads_(threads), job_(std::move(job)), scale_(static_cast<float>(1 / job_.loss_scale)) {
+    : stream_(stream), threads_(threads), job_(std::move(job)) {
+  const StandardArithmetic standard;
+  scale_ = static_cast<float>(1 / job_.loss_scale);
   std::map<ChunkId, std::size_t> item_of;
   for (std::size_t position = 0; position < job_.segments.size(); ++position) {
     const ChunkSet& set = job_.segments[position].chunks;
@@ -177,6 +180,7 @@ void QueuedUpdate::count_updates() {
 }
 
 void QueuedUpdate::find_norm(AccessOrigin origin) {
+  const StandardArithmetic standard;
   std::vector<double> sums(job_.segments.size());
   for (const Item& item : items_) {
     const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};

@@ -17,8 +17,8 @@ class UpdateRule {
   virtual ~UpdateRule() = default;
   /// `step` counts this update of the elements: 1 for the first, whose states are zeros. Gradients count
   /// `gradient_scale` times: what clips them, and what undoes a factor that the loss was scaled by. An element's result
-  /// depends on that element alone. Allocates nothing. Throws LogicError, before anything changes, for a run that
-  /// `require_updatable` refuses and a step below 1.
+  /// depends on that element alone. Allocates nothing, and throws nothing
+  /// for a run that `require_updatable` takes and a step from 1 on; LogicError, before anything changes, for others.
   virtual void update(std::int64_t step, float gradient_scale, const UpdateRun& run) const = 0;
 };
 

@@ -2,34 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include "optimizer/standard_arithmetic.h"
+
 namespace terrace {
 namespace {
 
 /// Tells who watches threads, and does not see into oneTBB, that a thread begins with what another has handed it.
 std::atomic<unsigned> handed_over{0};
-
-/// Has this thread round to the nearest and keep subnormal numbers, as every new one does, whatever the program has
-/// told it: which thread takes a part is not to change a bit.
-class StandardArithmetic {
- public:
-  StandardArithmetic() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~StandardArithmetic() { std::fesetenv(&before_); }
-  StandardArithmetic(const StandardArithmetic&) = delete;
-  StandardArithmetic& operator=(const StandardArithmetic&) = delete;
-
- private:
-  std::fenv_t before_{};
-};
 
 }  // namespace
 

@@ -1,7 +1,9 @@
 /// The threads that an update runs on.
 ///
 /// Work is cut into parts whose results do not depend on who does them, nor on how many do: their number never changes
-/// a bit. Threads come from oneTBB, which shares them among all of its users in the process.
+/// a bit. Nor does what the program has told its own threads of rounding and of subnormal numbers: parts run by the
+/// standard (see standard_arithmetic.h). Threads come from oneTBB, which shares them among all of its users in the
+/// process.
 ///
 /// Threads: `for_each` may be called by several at a time.
 #pragma once

@@ -46,7 +46,7 @@ struct UpdateCase {
   double dram_floor_seconds = 0;
   double together_seconds = 0;    ///< of both loops at once, beside a thread that takes the checksums
   Interval fraction;              ///< the larger floor over the update, by pairs
-  Interval fraction_of_together;  ///< likewise: what of it is drive, memory and checksums in each other's way
+  Interval fraction_of_together;  ///< `together_seconds` over the update, by pairs
   std::size_t pairs = 0;
   Verdict verdict = Verdict::none;
   HiddenUpdate behind_forward;  ///< which is as long as the update, or a little longer

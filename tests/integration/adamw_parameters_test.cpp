@@ -316,7 +316,7 @@ TEST(AdamW, updates_a_tied_parameter_once_however_often_it_is_listed) {
       optimizer.step();
       optimizer.zero_grad();
     }
-    optimizer.param_groups()[0].params() = model.parameters();  // and so where the program lists it later
+    if (listed_twice) optimizer.param_groups()[0].params() = model.parameters();  // and so where that is done later
     model.forward(batch()).backward();
     optimizer.step();
     return model.first->weight.detach().clone();
@@ -337,6 +337,9 @@ TEST(AdamW, refuses_a_parameter_in_two_groups_and_changes_nothing) {
     groups[1].params().pop_back();
     const auto optimizer = world.adamw(groups, usual());
     optimizer->param_groups()[1].params().push_back(weight);
+    if (with != nullptr) {
+      expect_logic_error("is in group 0 and in group 1", [&] { optimizer->update_in_backward(true); });
+    }
     Tensors before, after;
     add_parameters(world, before);
     world.model->forward(batch()).backward();
@@ -346,23 +349,45 @@ TEST(AdamW, refuses_a_parameter_in_two_groups_and_changes_nothing) {
   }
 }
 
-TEST(AdamW, without_a_session_updates_all_or_nothing) {
-  World world;
+TEST(AdamW, refuses_a_step_as_a_whole) {
+  const Config config = tight();
+  for (const Config* with : {static_cast<const Config*>(nullptr), &config}) {
+    World world(with);
+    AdamW::Groups groups{Group({world.model->layers[0]->weight}), Group({world.model->layers[1]->weight})};
+    groups[1].set_options(std::make_unique<AdamW::Options>(usual()));
+    const auto optimizer = world.adamw(groups, usual());
+    Tensors losses, before, after;
+    world.train(*optimizer, losses);
+    add_parameters(world, before);
+    world.model->forward(batch()).backward();
+    auto& options = static_cast<AdamW::Options&>(optimizer->param_groups()[1].options());
+    options.lr(-1);
+    expect_logic_error("learning rate", [&] { optimizer->step(); });
+    options.lr(1e-2);
+    world.model->layers[1]->weight.mutable_grad() = torch::ones({1});
+    expect_logic_error("gradient of shape", [&] { optimizer->step(); });
+    world.model->layers[1]->weight.mutable_grad() = torch::ones({1}).requires_grad_(true);
+    expect_logic_error("gradient of shape", [&] { optimizer->step(); });
+    world.model->layers[1]->weight.mutable_grad() = torch::eye(width).to_sparse();
+    for (int i = 0; i < 2; ++i) {  // it is not taken away either
+      expect_logic_error("sparse gradient", [&] { optimizer->step(); });
+    }
+    add_parameters(world, after);
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(before[i], after[i])) << i;
+  }
+}
+
+TEST(AdamW, that_was_refused_a_step_has_taken_nothing_over) {
+  const Config config = tight();
+  World world(&config);
   AdamW::Groups groups{Group({world.model->layers[0]->weight}), Group({world.model->layers[1]->weight})};
   groups[1].set_options(std::make_unique<AdamW::Options>(usual()));
-  const auto optimizer = world.adamw(groups, usual());
-  Tensors losses, before, after;
-  world.train(*optimizer, losses);
-  add_parameters(world, before);
+  const auto refused = world.adamw(groups, usual());
+  static_cast<AdamW::Options&>(refused->param_groups()[1].options()).lr(-1);
+  const auto other = world.adamw({Group({world.model->layers[0]->weight})}, usual());
   world.model->forward(batch()).backward();
-  auto& options = static_cast<AdamW::Options&>(optimizer->param_groups()[1].options());
-  options.lr(-1);
-  expect_logic_error("learning rate", [&] { optimizer->step(); });
-  options.lr(1e-2);
-  world.model->layers[1]->weight.mutable_grad() = torch::ones({1});
-  expect_logic_error("gradient of shape", [&] { optimizer->step(); });
-  add_parameters(world, after);
-  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(same_bits(before[i], after[i])) << i;
+  expect_logic_error("learning rate", [&] { refused->step(); });
+  EXPECT_NO_THROW(other->step());
 }
 
 TEST(AdamW, without_a_session_refuses_a_parameter_that_became_another_since_its_first_update) {

@@ -561,6 +561,9 @@ TEST(Sgd, refuses_options_out_of_range_and_those_of_another_optimizer) {
   expect_logic_error("SGD: the learning rate", [&] { SGD(parameters, Options(-1)); });
   expect_logic_error("SGD: the momentum", [&] { SGD(parameters, Options(1).momentum(-1)); });
   expect_logic_error("SGD: the weight decay", [&] { SGD(parameters, Options(1).weight_decay(-1)); });
+  const double infinity = std::numeric_limits<double>::infinity();
+  expect_logic_error("SGD: the dampening", [&] { SGD(parameters, Options(1).momentum(0.9).dampening(infinity)); });
+  expect_logic_error("SGD: the learning rate", [&] { SGD(parameters, Options(1e39)); });
   expect_logic_error("Nesterov", [&] { SGD(parameters, Options(1).nesterov(true)); });
   SGD::Groups groups;
   groups.emplace_back(parameters, std::make_unique<AdamW::Options>(1e-3));

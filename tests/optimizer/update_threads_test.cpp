@@ -51,7 +51,7 @@ TEST(UpdateThreads, serves_several_callers_at_a_time) {
   EXPECT_EQ(done, 4u * 50 * 16);
 }
 
-TEST(UpdateThreads, computes_by_the_standard_on_every_thread_whatever_the_program_told_its_own) {
+TEST(UpdateThreads, computes_by_the_standard_whatever_the_program_told_its_own_thread) {
   std::fenv_t before{};
   std::fegetenv(&before);
   std::fesetround(FE_UPWARD);

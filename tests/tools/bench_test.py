@@ -136,7 +136,8 @@ class BenchTest(unittest.TestCase):
                 self.assertGreater(case[seconds], 0)
             larger = max(case["nvme_floor_seconds"], case["dram_floor_seconds"])
             self.assertAlmostEqual(case["fraction"]["median"], larger / case["seconds"], places=6)
-            self.assertGreater(case["fraction_of_together"]["median"], 0)
+            self.assertAlmostEqual(case["fraction_of_together"]["median"], case["together_seconds"] / case["seconds"],
+                                   places=6)
             self.assertEqual(case["target"], {"figure": "fraction", "sense": "at least", "value": 0.9})
             self.assertIn(case["verdict"], ["met", "missed"])
             self.assertEqual(set(case["hidden"]), {"median", "low", "high"})
