@@ -1,8 +1,7 @@
 /// AdamW over what a session manages, or over ordinary tensors: the same arithmetic, bit for bit.
 ///
-/// Moments are those of torch::optim::AdamW bit for bit where they are fp32; parameters too, but where LibTorch's
-/// square root is off by one unit in the last place, which moves that element's change by at most four. `amsgrad`
-/// throws.
+/// Moments are those of torch::optim::AdamW bit for bit where they are fp32; a step leaves parameters within a unit in
+/// their last place of its own and four in that of their change, with fewer roundings. `amsgrad` throws.
 ///
 /// Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 #pragma once

@@ -64,7 +64,8 @@ AdamWStep::AdamWStep(const AdamWOptions& options, std::int64_t step, float scale
       one_minus_beta1(static_cast<float>(1 - options.beta1)),
       beta2(static_cast<float>(options.beta2)),
       one_minus_beta2(static_cast<float>(1 - options.beta2)),
-      root_bias_correction2(static_cast<float>(std::sqrt(1 - std::pow(options.beta2, static_cast<double>(step))))),
+      inverse_root_bias_correction2(
+          static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, static_cast<double>(step))))),
       epsilon(static_cast<float>(options.epsilon)),
       step_size(
           static_cast<float>(-(options.learning_rate / (1 - std::pow(options.beta1, static_cast<double>(step)))))),

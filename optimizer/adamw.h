@@ -1,23 +1,23 @@
 /// One AdamW update of a run of elements, vectorised for the CPU that it runs on.
 ///
-/// AdamW is Adam (Kingma & Ba, 2015) with decoupled weight decay (Loshchilov & Hutter, 2019). The arithmetic is that of
-/// `torch::optim::AdamW`, operation for operation in fp32, with one rounding each (`fma` rounds once):
+/// AdamW is Adam (Kingma & Ba, 2015) with decoupled weight decay (Loshchilov & Hutter, 2019). In fp32, with one
+/// rounding for each operation (`fma` is one) and one for each coefficient in parentheses:
 ///
 ///     g *= gradient_scale
-///     p *= 1 - learning_rate * weight_decay
-///     m  = fma(g, 1 - beta1, m * beta1)
+///     m  = fma(g, (1 - beta1), m * beta1)
 ///     v  = fma((1 - beta2) * g, g, v * beta2)
-///     p += (-learning_rate / (1 - beta1^t) * m) / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+///     d  = fma(sqrt(v), (1 / sqrt(1 - beta2^t)), epsilon)
+///     p  = fma(p, (1 - learning_rate * weight_decay), (-learning_rate / (1 - beta1^t)) * m / d)
 ///
 /// What it promises:
 ///   - An element's result depends on that element alone: not on its position, on `count`, on alignment, or on where a
 ///     run is cut into calls.
-///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds m and v twice;
+///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds `fma` twice;
 ///     `adamw_uses_fma` tells.
 ///   - fp32 moments are LibTorch's, bit for bit, where its kernels round a multiplication and addition once (AVX2,
-///   AVX-512). So are fp32 parameters, but for about one element in 150 whose square
-///     root LibTorch rounds the other way, which moves that element's change of p by at most a few units in its last
-///     place.
+///     AVX-512). What it makes of fp32 parameters in a step differs by no more than a unit in their last place and four
+///     in that of their change. It rounds twice more for d and for p, and its square root is not the nearest; what is
+///     here is no further from the exact numbers.
 ///   - NaN, infinity and subnormal numbers go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
 ///     Threads that round otherwise or flush subnormal numbers do so here too; parts of UpdateThreads do not.
 ///
@@ -56,7 +56,7 @@ struct AdamWStep {
   float one_minus_beta1;
   float beta2;
   float one_minus_beta2;
-  float root_bias_correction2;  // sqrt(1 - beta2^step)
+  float inverse_root_bias_correction2;  // 1 / sqrt(1 - beta2^step)
   float epsilon;
   float step_size;     // -learning_rate / (1 - beta1^step)
   std::uint32_t seed;  // of what is rounded at random in this step

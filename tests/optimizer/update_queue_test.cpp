@@ -342,6 +342,32 @@ TEST_F(QueuedUpdates, are_in_the_order_in_which_the_next_pass_needs_them) {
                                                    chunks(0).parameter, chunks(2).parameter));
 }
 
+TEST(UpdatePipeline, has_the_states_of_several_sets_on_their_way_before_the_first_is_updated) {
+  StreamSizes sizes = roomy;
+  sizes.host_bytes = 48 * granule;
+  sizes.prefetch_depth = 24;
+  UpdateWorld world(sizes, Tier::nvme);
+  world.add_sets(12);
+  const auto copies_on_host = [&](TestSet& set) {
+    std::size_t copies = 0;
+    for (const auto& [chunk, bytes] : set.state()) {
+      copies += world.world.state(chunk, Tier::host) != CopyState::absent ? 1u : 0u;
+    }
+    return copies;
+  };
+  UpdateQueue queue(world.world.stream, false, 2);
+  world.world.stream.allocate(sizes.host_bytes, Kind::other, Tier::host);  // all has to leave for it
+  world.world.stream.free(sizes.host_bytes, Kind::other, Tier::host);
+  EXPECT_EQ(copies_on_host(world.sets[0]), 0u);
+  queue.submit(world.job(1, not_clipping, world.all()));
+  for (const std::size_t set : {0u, 1u, 2u}) {
+    EXPECT_EQ(copies_on_host(world.sets[set]), world.sets[set].state().size()) << set;
+  }
+  queue.finish();
+  world.update_arrays(1, not_clipping, world.all());
+  EXPECT_EQ(world.current(), world.all());
+}
+
 // ---- Errors
 
 class FailingUpdates : public testing::TestWithParam<double> {

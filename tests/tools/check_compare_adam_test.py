@@ -68,18 +68,39 @@ class CompareAdamTest(unittest.TestCase):
         sides = []
 
         def seconds(side, repetitions):
-            sides.append(side)
-            return takes[side]
+            sides.append(side.name)
+            return takes[side.name]
 
-        class Named(str):
-            def step(self):
-                pass
-
-        module.Traffic = lambda terrace: Named("traffic")
+        module.Traffic = lambda terrace: Side("traffic")
         module.seconds = seconds
-        taken, ratio, fraction = module.compare(Named("terrace"), Named("other"), 4)
-        self.assertEqual((taken, ratio["median"], fraction["median"]), (1.0, 1.5, 0.9))
+        case = module.compare(Side("terrace"), Side("other"), 4)
+        self.assertEqual((case["seconds"], case["times_faster"]["median"], case["fraction"]["median"]), (1.0, 1.5, 0.9))
+        self.assertAlmostEqual(case["at_most"], 1.5 / 0.9)
         self.assertEqual(sides[1:], ["traffic", "terrace", "other", "other", "terrace", "traffic"] * 2)
+
+    def test_a_target_is_met_missed_or_undecided_by_the_interval(self):
+        module = load()
+        judged = [module.judge({"low": low, "high": high}, 1.4) for low, high in ((1.38, 1.5), (1.3, 1.39), (1.3, 1.45))]
+        self.assertEqual(judged, ["met", "missed", "undecided"])
+        self.assertEqual([module.target_of(count, "split") for count in (1000, 1 << 20, 16 << 20)], [None, 1.0, 1.05])
+        self.assertEqual(module.target_of(64 << 20, "split_bfloat16"), 1.4)
+
+    def test_what_is_undecided_is_compared_in_up_to_four_times_the_pairs_and_has_missed_then(self):
+        module = load()
+        turns = iter(range(10**6))
+        module.Traffic = lambda terrace: Side("traffic")
+        # The other takes as long as Terrace and twice as long by turns: the median lies between for ever.
+        module.seconds = lambda side, repetitions: 1.0 if side.name != "other" else 1.0 + next(turns) % 2
+        case = module.compare(Side("terrace"), Side("other"), 30, 1.4)
+        self.assertEqual((case["pairs"], case["verdict"]), (120, "missed"))
+
+
+class Side:
+    def __init__(self, name):
+        self.name = name
+
+    def step(self):
+        pass
 
 
 if __name__ == "__main__":
