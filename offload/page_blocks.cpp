@@ -101,6 +101,7 @@ PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
   }
   base_ = static_cast<std::byte*>(mapped);
   madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them for such memory
+  elsewhere_.resize(capacity_ / page_bytes);
   fresh_.add({0, capacity_});
 }
 
@@ -120,7 +121,7 @@ std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
   const std::lock_guard lock(mutex_);
   Extent whole{};
   if (kept_.take_whole(bytes, whole)) {
-    madvise(base_ + whole.offset, whole.bytes, MADV_POPULATE_WRITE);  // else each page that was elsewhere faults
+    map_again(whole);
     return base_ + whole.offset;
   }
   if (kept_.bytes() + fresh_.bytes() < bytes) {
@@ -166,9 +167,21 @@ std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uin
       refuse(bytes, "mapping");
     }
     madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);  // a page counts as resident wherever it is mapped
+    std::fill_n(elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes), extent.bytes / page_bytes,
+                true);
     at += extent.bytes;
   }
   return block;
+}
+
+void PageBlocks::map_again(const Extent& extent) {
+  const auto begin = elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes);
+  const auto end = begin + static_cast<std::ptrdiff_t>(extent.bytes / page_bytes);
+  if (std::find(begin, end, true) == end) {
+    return;  // the system would look at every page
+  }
+  madvise(base_ + extent.offset, extent.bytes, MADV_POPULATE_WRITE);  // else each page that was elsewhere faults
+  std::fill(begin, end, false);
 }
 
 void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {

@@ -64,10 +64,14 @@ class PageBlocks {
     std::uint64_t bytes_ = 0;
   };
 
-  /// A mapping of its own of scattered pages.
-  /// Mapped by blocks or kept for reuse. The lock is held.
+  // The lock is held for these.
+
+  /// Mapped by blocks or kept for reuse.
   std::uint64_t mapped_now() const noexcept { return capacity_ - fresh_.bytes(); }
+  /// A mapping of its own of scattered pages.
   std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
+  /// What `map_together` has taken out of `base_` is there again.
+  void map_again(const Extent& extent);
 
   const std::uint64_t capacity_;
   int file_ = -1;              ///< the memory, which has no name
@@ -76,6 +80,7 @@ class PageBlocks {
   mutable std::mutex mutex_;
   Extents kept_;                                                   ///< free, with pages behind them
   Extents fresh_;                                                  ///< free, without
+  std::vector<bool> elsewhere_;                                    ///< by page, whether `base_` has not got it
   std::unordered_map<std::byte*, std::vector<Extent>> scattered_;  ///< blocks with a mapping of their own
 };
 

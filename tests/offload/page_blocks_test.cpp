@@ -124,6 +124,25 @@ TEST(PageBlocks, scattered_pages_that_are_mapped_together_are_resident_once) {
   world.give_back_the_others();
 }
 
+TEST(PageBlocks, pages_that_were_mapped_together_elsewhere_are_back_with_the_block_they_lie_in) {
+  Scattered world(64, MiB);
+  std::byte* block = world.blocks.take(32 * MiB, world.limit);
+  world.blocks.give_back(block, 32 * MiB);
+  world.give_back_the_others();
+  block = world.blocks.take(64 * MiB, world.limit);
+  EXPECT_GE(pages_in_process() + 2 * MiB, world.before) << "none is left to fault";
+  world.blocks.give_back(block, 64 * MiB);
+}
+
+TEST(PageBlocks, memory_that_nobody_has_touched_does_not_become_resident_by_being_taken_again) {
+  PageBlocks blocks(64 * MiB);
+  blocks.give_back(blocks.take(64 * MiB, plenty), 64 * MiB);
+  const std::uint64_t before = pages_in_process();
+  std::byte* block = blocks.take(64 * MiB, plenty);
+  EXPECT_LE(pages_in_process(), before + 2 * MiB);
+  blocks.give_back(block, 64 * MiB);
+}
+
 TEST(PageBlocks, a_block_beyond_the_capacity_is_refused_and_costs_nothing) {
   PageBlocks blocks(4 * page);
   std::byte* used = blocks.take(3 * page, plenty);
