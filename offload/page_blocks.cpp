@@ -175,13 +175,17 @@ std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uin
 }
 
 void PageBlocks::map_again(const Extent& extent) {
-  const auto begin = elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes);
-  const auto end = begin + static_cast<std::ptrdiff_t>(extent.bytes / page_bytes);
-  if (std::find(begin, end, true) == end) {
-    return;  // the system would look at every page
+  const auto end = elsewhere_.begin() + static_cast<std::ptrdiff_t>((extent.offset + extent.bytes) / page_bytes);
+  auto at = elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes);
+  // Of those that are there already the system would look at each.
+  while ((at = std::find(at, end, true)) != end) {
+    const auto end_of_run = std::find(at, end, false);
+    const std::uint64_t offset = static_cast<std::uint64_t>(at - elsewhere_.begin()) * page_bytes;
+    const std::uint64_t bytes = static_cast<std::uint64_t>(end_of_run - at) * page_bytes;
+    madvise(base_ + offset, bytes, MADV_POPULATE_WRITE);  // else each faults
+    std::fill(at, end_of_run, false);
+    at = end_of_run;
   }
-  madvise(base_ + extent.offset, extent.bytes, MADV_POPULATE_WRITE);  // else each page that was elsewhere faults
-  std::fill(begin, end, false);
 }
 
 void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {

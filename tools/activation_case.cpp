@@ -25,13 +25,28 @@ constexpr int kWarmSteps = 3;
 constexpr int kWarmStepsOfAuto = 10;
 constexpr int kTimedSteps = 5;
 
-constexpr std::int64_t kSequences = 8;
-constexpr std::int64_t kResidentSequences = 8;
-constexpr std::uint64_t kGptStates = 112 * kMiB;       // parameters and gradients, with what moves beside them
-constexpr std::uint64_t kGptActivations = 300 * kMiB;  // about what is saved
+/// Of a GPT.
+struct GptSetting {
+  GptOptions options;
+  std::int64_t sequences;
+  std::uint64_t states_bytes;      ///< parameters and gradients, with the program's tensors beside them
+  std::uint64_t activation_bytes;  ///< about what is saved
+};
 constexpr std::uint64_t kGptHost = 1024 * kMiB;
 
-GptOptions gpt_options() { return {.layers = 6, .heads = 8, .width = 384, .sequence = 256}; }
+GptSetting wide_gpt() {
+  return {.options = {.layers = 6, .heads = 8, .width = 384, .sequence = 256},
+          .sequences = 8,
+          .states_bytes = 112 * kMiB,
+          .activation_bytes = 300 * kMiB};
+}
+
+GptSetting narrow_gpt() {
+  return {.options = {.layers = 6, .heads = 4, .width = 128, .sequence = 256},
+          .sequences = 16,
+          .states_bytes = 48 * kMiB,
+          .activation_bytes = 200 * kMiB};
+}
 
 Config config_of(const std::string& activations, std::uint64_t device_bytes, std::uint64_t host_bytes,
                  const std::filesystem::path& folder) {
@@ -49,9 +64,10 @@ Config config_of(const std::string& activations, std::uint64_t device_bytes, std
   return config;
 }
 
-/// Parameters and gradients are on the device, and there is room for the rest.
-Config resident_config() {
-  Config config = config_of("auto", kGptStates + 4 * kGptActivations, kGptHost, {});
+/// Parameters and gradients are on the device, and there is room for the rest, or for half of what is saved.
+Config gpt_config(const GptSetting& setting, bool room_for_all) {
+  Config config = room_for_all ? config_of("auto", setting.states_bytes + 4 * setting.activation_bytes, kGptHost, {})
+                               : config_of("host", setting.states_bytes + setting.activation_bytes / 2, kGptHost, {});
   config.placement.parameters = Config::Shares{.device = 1};
   config.placement.gradients = Config::Shares{.device = 1};
   return config;
@@ -104,37 +120,18 @@ ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::stri
   });
 }
 
-ActivationRun run_gpt(const std::string& activations, bool room_for_all, const std::filesystem::path& folder,
-                      float& loss) {
-  const std::uint64_t room = room_for_all ? 2 * kGptActivations : kGptActivations / 2;
-  Session session(config_of(activations, kGptStates + room, kGptHost, folder));
-  torch::manual_seed(1);
-  Gpt model = session.construct([] { return Gpt(gpt_options()); });
-  session.manage(*model);
-  AdamW optimizer(session, torch::optim::AdamWOptions(1e-4));
-  const std::int64_t sequence = gpt_options().sequence;
-  const at::Tensor tokens = at::randint(0, GptOptions::vocabulary, {kSequences, sequence + 1}, at::kLong);
-  return timed(session, activations, [&] {
-    const at::Tensor result = model->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence).contiguous());
-    result.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    session.synchronize();
-    loss = result.item<float>();
-  });
-}
-
-struct ResidentGpt::Sides {
-  Sides() : session(resident_config()) {
+struct GptBesideUnmanaged::Sides {
+  explicit Sides(Activations activations)
+      : setting(activations == Activations::stay ? wide_gpt() : narrow_gpt()),
+        session(gpt_config(setting, activations == Activations::stay)) {
     torch::manual_seed(1);
-    managed = Gpt(gpt_options());
+    managed = Gpt(setting.options);
     session.manage(*managed);
-    const std::int64_t sequence = gpt_options().sequence;
     {
       const Pause pause;
       torch::manual_seed(1);
-      unmanaged = Gpt(gpt_options());
-      tokens = at::randint(0, GptOptions::vocabulary, {kResidentSequences, sequence + 1}, at::kLong);
+      unmanaged = Gpt(setting.options);
+      tokens = at::randint(0, GptOptions::vocabulary, {setting.sequences, setting.options.sequence + 1}, at::kLong);
     }
     for (int i = 0; i < kWarmSteps; ++i) {
       if (run(managed) != paused(unmanaged)) throw LogicError("bench: the loss depends on whether a GPT is managed");
@@ -142,7 +139,7 @@ struct ResidentGpt::Sides {
   }
 
   float run(Gpt& model) const {
-    const std::int64_t sequence = gpt_options().sequence;
+    const std::int64_t sequence = setting.options.sequence;
     const at::Tensor loss = model->forward(tokens.narrow(1, 0, sequence), tokens.narrow(1, 1, sequence).contiguous());
     loss.backward();
     model->zero_grad();
@@ -153,32 +150,48 @@ struct ResidentGpt::Sides {
     return run(model);
   }
 
+  const GptSetting setting;
   Session session;
   Gpt managed = nullptr;
   Gpt unmanaged = nullptr;
   at::Tensor tokens;
+  double left_device_bytes = 0;
+  double reached_device_bytes = 0;
 };
 
-ResidentGpt::ResidentGpt() : sides_(std::make_unique<Sides>()) {}
-ResidentGpt::~ResidentGpt() = default;
+GptBesideUnmanaged::GptBesideUnmanaged(Activations activations) : sides_(std::make_unique<Sides>(activations)) {}
+GptBesideUnmanaged::~GptBesideUnmanaged() = default;
 
-double ResidentGpt::managed_seconds() {
-  const Stopwatch watch;
-  sides_->run(sides_->managed);
-  return watch.elapsed_seconds();
+double GptBesideUnmanaged::managed_seconds() {
+  return with_typed_errors(sides_->session, [&] {
+    const MemoryUsage before = sides_->session.memory_usage();
+    const Stopwatch watch;
+    sides_->run(sides_->managed);
+    const double seconds = watch.elapsed_seconds();
+    const MemoryUsage after = sides_->session.memory_usage();
+    const auto moved = [&](Link link) {
+      return static_cast<double>(after.moved(link, Kind::activation) - before.moved(link, Kind::activation));
+    };
+    sides_->left_device_bytes = moved(Link::device_to_host);
+    sides_->reached_device_bytes = moved(Link::host_to_device);
+    return seconds;
+  });
 }
 
-double ResidentGpt::unmanaged_seconds() {
+double GptBesideUnmanaged::unmanaged_seconds() {
   const Stopwatch watch;
   sides_->paused(sides_->unmanaged);
   return watch.elapsed_seconds();
 }
 
+double GptBesideUnmanaged::left_device_bytes() const { return sides_->left_device_bytes; }
+double GptBesideUnmanaged::reached_device_bytes() const { return sides_->reached_device_bytes; }
+
 InterceptionCost measure_interception() {
   constexpr int ops = 20'000;
   constexpr int rounds = 15;
   const ThreadsOfLibTorch one(1);
-  Session session(resident_config());
+  Session session(gpt_config(wide_gpt(), true));
   torch::nn::Linear module(1, 1);
   session.manage(*module);
   const at::NoGradGuard no_graph;

@@ -34,22 +34,24 @@ struct ActivationRun {
 ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::string& activations, bool room_for_all,
                                const std::filesystem::path& folder);
 
-/// The same of a GPT that computes, on a device that has room for half of its activations, or for all. The loss of the
-/// last step is written to `loss`.
-ActivationRun run_gpt(const std::string& activations, bool room_for_all, const std::filesystem::path& folder,
-                      float& loss);
-
-/// A GPT all of which is on the device, beside one that is not managed: forward and backward, of which each call of
-/// either lasts some tenths of a second.
-class ResidentGpt {
+/// A GPT that computes, beside one that is not managed: forward and backward, of which each call of either lasts some
+/// tenths of a second. Throws LogicError where their losses differ.
+class GptBesideUnmanaged {
  public:
-  ResidentGpt();
-  ~ResidentGpt();
-  ResidentGpt(const ResidentGpt&) = delete;
-  ResidentGpt& operator=(const ResidentGpt&) = delete;
+  enum class Activations {
+    stay,  ///< all of the GPT is on the device
+    move,  ///< of a narrow GPT, which saves much for what it computes, half go to the host and come back
+  };
+  explicit GptBesideUnmanaged(Activations activations);
+  ~GptBesideUnmanaged();
+  GptBesideUnmanaged(const GptBesideUnmanaged&) = delete;
+  GptBesideUnmanaged& operator=(const GptBesideUnmanaged&) = delete;
 
   double managed_seconds();
   double unmanaged_seconds();
+  /// Bytes of activations that a managed call has last moved, out of the device and into it.
+  double left_device_bytes() const;
+  double reached_device_bytes() const;
 
  private:
   struct Sides;
