@@ -16,8 +16,7 @@
 ///     `adamw_uses_fma` tells.
 ///   - fp32 moments are LibTorch's, bit for bit, where its kernels round a multiplication and addition once (AVX2,
 ///     AVX-512). What it makes of fp32 parameters in a step differs by no more than a unit in their last place and four
-///     in that of their change. It rounds twice more for d and for p, and its square root is not the nearest; what is
-///     here is no further from the exact numbers.
+///     in that of their change. It rounds d and p once more each, and its square root is not the nearest.
 ///   - NaN, infinity and subnormal numbers go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
 ///     Threads that round otherwise or flush subnormal numbers do so here too; parts of UpdateThreads do not.
 ///
