@@ -23,7 +23,7 @@ namespace terrace {
 namespace {
 
 /// The format; it goes up when a field changes its meaning.
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
 constexpr double kAutoOverBest = 1.05;
 constexpr double kHiddenOverKeep = 1.02;

@@ -14,7 +14,6 @@ namespace terrace::reference {
 
 struct ScalarMath {
   static float set(float value) { return value; }
-  static float add(float a, float b) { return a + b; }
   static float mul(float a, float b) { return a * b; }
   static float div(float a, float b) { return a / b; }
   static float sqrt(float a) { return std::sqrt(a); }
