@@ -184,6 +184,9 @@ Result run_real(const PairOptions& options) {
     if (managed_first) managed.push_back(gpt.managed_seconds());
     unmanaged.push_back(gpt.unmanaged_seconds());
     if (!managed_first) managed.push_back(gpt.managed_seconds());
+    if (gpt.left_device_bytes() == 0 || gpt.reached_device_bytes() == 0) {
+      throw LogicError("bench: no activation of the GPT has moved");
+    }
     copy_rate = measured_copy_rate();
     const double copies = (gpt.left_device_bytes() + gpt.reached_device_bytes()) / copy_rate;
     return std::vector<double>{(managed.back() - unmanaged.back()) / copies};

@@ -35,7 +35,7 @@ ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::stri
                                const std::filesystem::path& folder);
 
 /// A GPT that computes, beside one that is not managed: forward and backward, of which each call of either lasts some
-/// tenths of a second. Throws LogicError where their losses differ.
+/// tenths of a second. Its constructor throws LogicError where their losses or gradients differ.
 class GptBesideUnmanaged {
  public:
   enum class Activations {
