@@ -167,11 +167,15 @@ std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uin
       refuse(bytes, "mapping");
     }
     madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);  // a page counts as resident wherever it is mapped
-    std::fill_n(elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes), extent.bytes / page_bytes,
-                true);
+    set_elsewhere(extent, true);
     at += extent.bytes;
   }
   return block;
+}
+
+void PageBlocks::set_elsewhere(const Extent& extent, bool elsewhere) {
+  std::fill_n(elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes), extent.bytes / page_bytes,
+              elsewhere);
 }
 
 void PageBlocks::map_again(const Extent& extent) {
@@ -180,10 +184,10 @@ void PageBlocks::map_again(const Extent& extent) {
   // Of those that are there already the system would look at each.
   while ((at = std::find(at, end, true)) != end) {
     const auto end_of_run = std::find(at, end, false);
-    const std::uint64_t offset = static_cast<std::uint64_t>(at - elsewhere_.begin()) * page_bytes;
-    const std::uint64_t bytes = static_cast<std::uint64_t>(end_of_run - at) * page_bytes;
-    madvise(base_ + offset, bytes, MADV_POPULATE_WRITE);  // else each faults
-    std::fill(at, end_of_run, false);
+    const Extent run{static_cast<std::uint64_t>(at - elsewhere_.begin()) * page_bytes,
+                     static_cast<std::uint64_t>(end_of_run - at) * page_bytes};
+    madvise(base_ + run.offset, run.bytes, MADV_POPULATE_WRITE);  // else each faults
+    set_elsewhere(run, false);
     at = end_of_run;
   }
 }
@@ -214,6 +218,7 @@ void PageBlocks::trim(std::uint64_t limit) noexcept {
     const Extent extent = kept_.take_largest(rounded(mapped_now() - limit));
     fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent.offset),
               static_cast<off_t>(extent.bytes));
+    set_elsewhere(extent, false);  // they are nowhere
     fresh_.add(extent);
   }
 }

@@ -72,6 +72,7 @@ class PageBlocks {
   std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
   /// What `map_together` has taken out of `base_` is there again.
   void map_again(const Extent& extent);
+  void set_elsewhere(const Extent& extent, bool elsewhere);
 
   const std::uint64_t capacity_;
   int file_ = -1;              ///< the memory, which has no name
@@ -80,7 +81,7 @@ class PageBlocks {
   mutable std::mutex mutex_;
   Extents kept_;                                                   ///< free, with pages behind them
   Extents fresh_;                                                  ///< free, without
-  std::vector<bool> elsewhere_;                                    ///< by page, whether `base_` has not got it
+  std::vector<bool> elsewhere_;                                    ///< by page, whether `map_together` has taken it
   std::unordered_map<std::byte*, std::vector<Extent>> scattered_;  ///< blocks with a mapping of their own
 };
 

@@ -134,6 +134,17 @@ TEST(PageBlocks, pages_that_were_mapped_together_elsewhere_are_back_with_the_blo
   world.blocks.give_back(block, 64 * MiB);
 }
 
+TEST(PageBlocks, pages_that_were_mapped_together_and_given_back_to_the_system_stay_with_it_until_they_are_touched) {
+  Scattered world(64, MiB);
+  std::byte* block = world.blocks.take(32 * MiB, world.limit);
+  world.blocks.give_back(block, 32 * MiB);
+  world.give_back_the_others();
+  world.blocks.trim(0);
+  const std::uint64_t before = pages_in_process();
+  for (int i = 0; i < 2; ++i) world.blocks.give_back(world.blocks.take(64 * MiB, plenty), 64 * MiB);
+  EXPECT_LE(pages_in_process(), before + 2 * MiB);
+}
+
 TEST(PageBlocks, memory_that_nobody_has_touched_does_not_become_resident_by_being_taken_again) {
   PageBlocks blocks(64 * MiB);
   blocks.give_back(blocks.take(64 * MiB, plenty), 64 * MiB);
