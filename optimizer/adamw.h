@@ -7,7 +7,7 @@
 ///     m  = fma(g, (1 - beta1), m * beta1)
 ///     v  = fma((1 - beta2) * g, g, v * beta2)
 ///     d  = fma(sqrt(v), (1 / sqrt(1 - beta2^t)), epsilon)
-///     p  = fma(p, (1 - learning_rate * weight_decay), (-learning_rate / (1 - beta1^t)) * m / d)
+///     p  = p * (1 - learning_rate * weight_decay) + (-learning_rate / (1 - beta1^t)) * m / d
 ///
 /// What it promises:
 ///   - An element's result depends on that element alone: not on its position, on `count`, on alignment, or on where a
@@ -15,8 +15,9 @@
 ///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds `fma` twice;
 ///     `adamw_uses_fma` tells.
 ///   - fp32 moments are LibTorch's, bit for bit, where its kernels round a multiplication and addition once (AVX2,
-///     AVX-512). What it makes of fp32 parameters in a step differs by no more than a unit in their last place and four
-///     in that of their change. It rounds d and p once more each, and its square root is not the nearest.
+///     AVX-512). So are fp32 parameters after a step from the same ones, but for fewer than 2 elements in 100, which
+///     differ by no more than a unit in their last place and four in that of their change: it rounds d once more, and
+///     its square root is not the nearest.
 ///   - NaN, infinity and subnormal numbers go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
 ///     Threads that round otherwise or flush subnormal numbers do so here too; parts of UpdateThreads do not.
 ///

@@ -14,6 +14,7 @@ namespace terrace::reference {
 
 struct ScalarMath {
   static float set(float value) { return value; }
+  static float add(float a, float b) { return a + b; }
   static float mul(float a, float b) { return a * b; }
   static float div(float a, float b) { return a / b; }
   static float sqrt(float a) { return std::sqrt(a); }
