@@ -1,12 +1,14 @@
 /// Which extents of a store are free, and which of those the next holder gets.
 ///
-/// Extents are numbered over all files of the store in turn: neighbours in number lie in different files. A bit for
-/// each, so that giving one back needs no memory. Not thread-safe: guarded by the store's mutex.
+/// Extents are numbered over all files of the store in turn: neighbours in number lie in different files. Giving one
+/// back needs no memory. Not thread-safe: guarded by the store's mutex.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include "offload/free_places.h"
 
 namespace terrace {
 
@@ -19,7 +21,7 @@ class ExtentSpace {
   /// All of them free.
   ExtentSpace(std::uint64_t extents, std::size_t files);
 
-  std::uint64_t free_extents() const noexcept { return free_extents_; }
+  std::uint64_t free_extents() const noexcept { return free_.count(); }
   /// So many, of which there are as many free: a run of neighbours where there is one, the lowest, so that space set
   /// aside before is used again; and, while there are others, none of a file that is failing.
   /// Nothing changes where there is no memory for the list.
@@ -30,17 +32,11 @@ class ExtentSpace {
   void set_failing(ExtentId extent, bool failing) { failing_[file_of(static_cast<std::uint64_t>(extent))] = failing; }
 
  private:
-  static constexpr std::uint64_t word_bits = 64;
-
   std::size_t file_of(std::uint64_t id) const { return id % failing_.size(); }
-  bool is_free(std::uint64_t id) const { return (free_[id / word_bits] >> id % word_bits & 1U) != 0; }
-  std::uint64_t first_of_run(std::size_t count) const;
   /// Adds free ones, the lowest first, that are in failing files or are not, until there are `count`.
   void add_lowest(std::vector<ExtentId>& extents, std::size_t count, bool of_failing) const;
 
-  std::uint64_t extents_ = 0;
-  std::vector<std::uint64_t> free_;  ///< a bit an extent
-  std::uint64_t free_extents_ = 0;
+  FreePlaces free_;
   std::vector<bool> failing_;  ///< by file
 };
 

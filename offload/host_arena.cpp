@@ -41,10 +41,9 @@ HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
     throw LogicError("host: " + std::to_string(granule_count) + " granules of " + std::to_string(granule_bytes) +
                      " B exceed the address space");
   }
-  in_use_.assign(granule_count, false);
-  untouched_.reserve(granule_count);
-  touched_.reserve(granule_count);  // so that `free` and `trim` cannot fail half way
-  for (std::size_t granule = granule_count; granule > 0; --granule) untouched_.push_back(granule - 1);
+  touched_ = FreePlaces(granule_count);
+  untouched_ = FreePlaces(granule_count);
+  for (std::uint64_t granule = 0; granule < granule_count; ++granule) untouched_.add(granule);
   if (granule_count == 0) return;
 
   region_ = map_aligned(capacity_bytes());
@@ -60,39 +59,42 @@ HostArena::~HostArena() {
 
 std::vector<std::byte*> HostArena::allocate(std::size_t count) {
   std::lock_guard lock(mutex_);
-  const std::size_t free_count = touched_.size() + untouched_.size();
+  const std::uint64_t free_count = touched_.count() + untouched_.count();
   if (count > free_count) {
     throw LogicError("host: arena asked for " + std::to_string(count) + " granules with " + std::to_string(free_count) +
                      " of " + std::to_string(granule_count_) + " free");
   }
   std::vector<std::byte*> granules;
   granules.reserve(count);
-  while (granules.size() < count) {
-    std::vector<std::size_t>& from = touched_.empty() ? untouched_ : touched_;
-    in_use_[from.back()] = true;
-    used_end_ = std::max(used_end_, from.back() + 1);
-    granules.push_back(address_of(from.back()));
-    from.pop_back();
+  for (FreePlaces* const from : {&touched_, &untouched_}) {  // side by side, or else the lowest
+    const std::uint64_t run = from->first_of_run(count - granules.size());
+    for (std::uint64_t granule = from->next(run < granule_count_ ? run : 0);
+         granule < granule_count_ && granules.size() < count; granule = from->next(granule + 1)) {
+      from->take(granule);
+      used_end_ = std::max(used_end_, granule + 1);
+      granules.push_back(address_of(granule));
+    }
   }
   return granules;
 }
 
 void HostArena::free(std::span<std::byte* const> granules) {
   const auto begin = reinterpret_cast<std::uintptr_t>(region_);
-  std::vector<std::size_t> freed;
-  freed.reserve(granules.size());
+  std::size_t freed = 0;
   std::lock_guard lock(mutex_);
+  const auto granule_of = [&](const std::byte* address) {
+    return (reinterpret_cast<std::uintptr_t>(address) - begin) / granule_bytes_;
+  };
   for (std::byte* address : granules) {
     const std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(address) - begin;  // wraps if below the region
-    const std::size_t granule = offset / granule_bytes_;
-    if (granule >= granule_count_ || offset % granule_bytes_ != 0 || !in_use_[granule]) {
-      for (std::size_t earlier : freed) in_use_[earlier] = true;
+    const std::uint64_t granule = granule_of(address);
+    if (granule >= granule_count_ || offset % granule_bytes_ != 0 || !is_in_use(granule)) {
+      for (std::byte* const earlier : granules.first(freed)) touched_.take(granule_of(earlier));
       throw LogicError("host: freed an address that is not a granule in use of this arena");
     }
-    in_use_[granule] = false;
-    freed.push_back(granule);
+    touched_.add(granule);
+    ++freed;
   }
-  touched_.insert(touched_.end(), freed.begin(), freed.end());
 }
 
 void HostArena::keep_all() noexcept {
@@ -105,10 +107,10 @@ void HostArena::keep_all() noexcept {
     keeps_all_ = true;
     touched = used_end_ * granule_bytes_;
     // What is fixed has memory, also where it is free.
-    const auto fixed = std::stable_partition(untouched_.begin(), untouched_.end(),
-                                             [&](std::size_t granule) { return granule >= used_end_; });
-    touched_.insert(touched_.begin(), fixed, untouched_.end());
-    untouched_.erase(fixed, untouched_.end());
+    for (std::uint64_t granule = untouched_.next(0); granule < used_end_; granule = untouched_.next(granule)) {
+      untouched_.take(granule);
+      touched_.add(granule);
+    }
   }
   if (region_ == nullptr) return;
   ::madvise(region_, capacity_bytes(), MADV_HUGEPAGE);
@@ -141,34 +143,29 @@ std::size_t HostArena::trim() {
   if (keeps_all_) {
     return 0;
   }
-  // Highest first, so that what ends up on top of `untouched_` is the low end, as at the start.
-  std::sort(touched_.begin(), touched_.end(), std::greater<>());
-  const std::vector<std::size_t> candidates = touched_;
-  touched_.clear();
-
   std::size_t trimmed = 0;
-  for (std::size_t first = 0; first < candidates.size();) {
-    std::size_t last = first;  // candidates[first..last] are neighbours, descending
-    while (last + 1 < candidates.size() && candidates[last + 1] + 1 == candidates[last]) ++last;
-    const std::size_t count = last - first + 1;
-    const bool given_back = ::madvise(address_of(candidates[last]), count * granule_bytes_, MADV_DONTNEED) == 0;
-    std::vector<std::size_t>& to = given_back ? untouched_ : touched_;
-    to.insert(to.end(), candidates.begin() + static_cast<std::ptrdiff_t>(first),
-              candidates.begin() + static_cast<std::ptrdiff_t>(last + 1));
-    if (given_back) trimmed += count * granule_bytes_;
-    first = last + 1;
+  for (std::uint64_t first = touched_.next(0); first < granule_count_;) {
+    const std::uint64_t end = touched_.next_taken(first);
+    if (::madvise(address_of(first), (end - first) * granule_bytes_, MADV_DONTNEED) == 0) {
+      trimmed += (end - first) * granule_bytes_;
+      for (std::uint64_t granule = first; granule < end; ++granule) {
+        touched_.take(granule);
+        untouched_.add(granule);
+      }
+    }
+    first = touched_.next(end);
   }
   return trimmed;
 }
 
 std::size_t HostArena::used_bytes() const {
   std::lock_guard lock(mutex_);
-  return (granule_count_ - untouched_.size() - touched_.size()) * granule_bytes_;
+  return (granule_count_ - untouched_.count() - touched_.count()) * granule_bytes_;
 }
 
 std::size_t HostArena::touched_bytes() const {
   std::lock_guard lock(mutex_);
-  return (granule_count_ - untouched_.size()) * granule_bytes_;
+  return (granule_count_ - untouched_.count()) * granule_bytes_;
 }
 
 std::size_t HostArena::choose_granule(std::uint64_t chunk_bytes, std::uint64_t most_bytes) {

@@ -7,14 +7,16 @@
 #include <span>
 #include <vector>
 
+#include "offload/free_places.h"
+
 namespace terrace {
 
 /// Host memory for chunks: one region, mapped once, handed out in granules of one size.
 ///
-/// A chunk on the host is a list of granules, so chunks of several sizes do not fragment the region. Memory is taken
-/// from the system when a granule is first touched; granules freed last are handed out first, so that touched memory
-/// is reused before untouched memory is. Contents of an allocated granule are unspecified. It keeps no budget: who
-/// may allocate how much is decided above, and running out is therefore a LogicError.
+/// A chunk on the host is a list of granules, so chunks of several sizes do not fragment the region. Those of one lie
+/// side by side where they can: a drive moves them faster so. Memory is taken from the system when a granule is first
+/// touched, and touched memory is reused before untouched memory is. Contents of an allocated granule are unspecified.
+/// It keeps no budget: who may allocate how much is decided above, and running out is therefore a LogicError.
 /// Thread-safe. The constructor throws OutOfMemory if the region cannot be mapped.
 class HostArena {
  public:
@@ -63,7 +65,10 @@ class HostArena {
   static constexpr std::size_t most_granule_bytes = std::size_t{1} << 20U;
 
  private:
-  std::byte* address_of(std::size_t granule) const noexcept { return region_ + granule * granule_bytes_; }
+  std::byte* address_of(std::uint64_t granule) const noexcept { return region_ + granule * granule_bytes_; }
+  bool is_in_use(std::uint64_t granule) const noexcept {
+    return !touched_.is_free(granule) && !untouched_.is_free(granule);
+  }
 
   const std::size_t granule_bytes_;
   const std::size_t granule_count_;
@@ -72,10 +77,9 @@ class HostArena {
   std::atomic<bool> keeps_mapped_{false};
   mutable std::mutex mutex_;
   bool keeps_all_ = false;
-  std::size_t used_end_ = 0;            // above the highest granule that was ever handed out
-  std::vector<std::size_t> untouched_;  // free granules without memory; the next one to hand out is last
-  std::vector<std::size_t> touched_;    // free granules with memory; likewise
-  std::vector<bool> in_use_;
+  std::uint64_t used_end_ = 0;  // above the highest granule that was ever handed out
+  FreePlaces untouched_;        // granules without memory
+  FreePlaces touched_;          // those with memory
 };
 
 }  // namespace terrace

@@ -36,16 +36,32 @@ TEST(HostArena, hands_out_distinct_aligned_granules_that_can_be_filled) {
   EXPECT_EQ(arena.used_bytes(), arena.capacity_bytes());
 }
 
-TEST(HostArena, reuses_touched_memory_before_untouched_and_the_latest_first) {
+TEST(HostArena, reuses_touched_memory_before_untouched) {
   HostArena arena(kGranule, 16);
   const std::vector<std::byte*> first = arena.allocate(3);
   arena.free(first);
-  EXPECT_EQ(arena.allocate(1).front(), first.back());
-  const std::vector<std::byte*> rest = arena.allocate(2);
-  EXPECT_EQ((std::set<std::byte*>{first[0], first[1]}), (std::set<std::byte*>(rest.begin(), rest.end())));
+  const std::vector<std::byte*> again = arena.allocate(3);
+  EXPECT_EQ((std::set<std::byte*>(first.begin(), first.end())), (std::set<std::byte*>(again.begin(), again.end())));
   EXPECT_EQ(arena.touched_bytes(), 3 * kGranule);
   arena.allocate(1);
   EXPECT_EQ(arena.touched_bytes(), 4 * kGranule);
+}
+
+TEST(HostArena, hands_out_granules_side_by_side_where_there_are_so_many_and_the_lowest_elsewhere) {
+  HostArena arena(kGranule, 16);
+  const std::vector<std::byte*> all = arena.allocate(16);
+  const auto granules = [&](std::vector<std::size_t> numbers) {
+    std::vector<std::byte*> chosen;
+    for (const std::size_t number : numbers) chosen.push_back(all[number]);
+    return chosen;
+  };
+  arena.free(granules({12, 1, 3, 9, 8, 7, 15}));
+  EXPECT_EQ(arena.allocate(3), granules({7, 8, 9}));
+  EXPECT_EQ(arena.allocate(3), granules({1, 3, 12}));
+  arena.free(granules({1, 3, 12}));
+  EXPECT_EQ(arena.trim(), 4 * kGranule);
+  arena.free(granules({5}));
+  EXPECT_EQ(arena.allocate(3), granules({5, 1, 3})) << "what has memory first";
 }
 
 TEST(HostArena, takes_no_memory_before_it_is_touched) {

@@ -1,0 +1,64 @@
+#include "offload/free_places.h"
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace terrace {
+namespace {
+
+FreePlaces of(std::uint64_t places, const std::vector<std::uint64_t>& free) {
+  FreePlaces all(places);
+  for (const std::uint64_t place : free) all.add(place);
+  return all;
+}
+
+TEST(FreePlaces, has_none_free_at_first) {
+  EXPECT_EQ(FreePlaces().next(0), 0U);
+  const FreePlaces none(100);
+  EXPECT_EQ(none.count(), 0U);
+  EXPECT_EQ(none.next(0), 100U);
+  EXPECT_EQ(none.first_of_run(1), 100U);
+}
+
+TEST(FreePlaces, finds_the_lowest_run_also_across_words_and_up_to_the_end) {
+  const FreePlaces some = of(130, {3, 4, 62, 63, 64, 65, 128, 129});
+  EXPECT_EQ(some.first_of_run(1), 3U);
+  EXPECT_EQ(some.first_of_run(2), 3U);
+  EXPECT_EQ(some.first_of_run(3), 62U);
+  EXPECT_EQ(some.first_of_run(4), 62U);
+  EXPECT_EQ(some.first_of_run(5), 130U);
+  EXPECT_EQ(of(130, {128, 129}).first_of_run(2), 128U);
+  EXPECT_EQ(some.first_of_run(0), 130U) << "none is asked for";
+}
+
+TEST(FreePlaces, is_as_a_plain_list_of_them_says) {
+  constexpr std::uint64_t places = 200;
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  FreePlaces free(places);
+  std::vector<bool> expected(places, false);
+  const auto first = [&](std::uint64_t from, bool value) {
+    while (from < places && expected[from] != value) ++from;
+    return from;
+  };
+  for (int i = 0; i < 5000; ++i) {
+    const std::uint64_t place = random() % places;
+    expected[place] ? free.take(place) : free.add(place);
+    expected[place] = !expected[place];
+    const std::uint64_t from = random() % (places + 1);
+    ASSERT_EQ(free.next(from), first(from, true));
+    ASSERT_EQ(free.next_taken(from), first(from, false));
+    ASSERT_EQ(free.count(), static_cast<std::uint64_t>(std::count(expected.begin(), expected.end(), true)));
+    ASSERT_EQ(free.is_free(place), expected[place]);
+    const std::uint64_t run = 1 + random() % 6;
+    const auto found = std::search_n(expected.begin(), expected.end(), static_cast<int>(run), true);
+    ASSERT_EQ(free.first_of_run(run), static_cast<std::uint64_t>(found - expected.begin()));
+  }
+}
+
+}  // namespace
+}  // namespace terrace
