@@ -6,7 +6,7 @@ namespace terrace {
 
 ExtentSpace::ExtentSpace(std::uint64_t extents, std::size_t files) : free_(extents), failing_(files) {
   for (std::uint64_t id = 0; id < extents; ++id) {
-    free_.add(id);
+    free_.insert(id);
   }
 }
 
@@ -23,12 +23,12 @@ std::vector<ExtentId> ExtentSpace::take(std::size_t count) {
     add_lowest(extents, count, /*of_failing=*/true);
   }
   for (const ExtentId extent : extents) {
-    free_.take(static_cast<std::uint64_t>(extent));
+    free_.erase(static_cast<std::uint64_t>(extent));
   }
   return extents;
 }
 
-void ExtentSpace::give_back(ExtentId extent) noexcept { free_.add(static_cast<std::uint64_t>(extent)); }
+void ExtentSpace::give_back(ExtentId extent) noexcept { free_.insert(static_cast<std::uint64_t>(extent)); }
 
 void ExtentSpace::add_lowest(std::vector<ExtentId>& extents, std::size_t count, bool of_failing) const {
   for (std::uint64_t id = free_.next(0); id < free_.places() && extents.size() < count; id = free_.next(id + 1)) {

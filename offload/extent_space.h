@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/free_places.h"
+#include "offload/place_set.h"
 
 namespace terrace {
 
@@ -36,7 +36,7 @@ class ExtentSpace {
   /// Adds free ones, the lowest first, that are in failing files or are not, until there are `count`.
   void add_lowest(std::vector<ExtentId>& extents, std::size_t count, bool of_failing) const;
 
-  FreePlaces free_;
+  PlaceSet free_;
   std::vector<bool> failing_;  ///< by file
 };
 

@@ -41,9 +41,9 @@ HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
     throw LogicError("host: " + std::to_string(granule_count) + " granules of " + std::to_string(granule_bytes) +
                      " B exceed the address space");
   }
-  touched_ = FreePlaces(granule_count);
-  untouched_ = FreePlaces(granule_count);
-  for (std::uint64_t granule = 0; granule < granule_count; ++granule) untouched_.add(granule);
+  touched_ = PlaceSet(granule_count);
+  untouched_ = PlaceSet(granule_count);
+  for (std::uint64_t granule = 0; granule < granule_count; ++granule) untouched_.insert(granule);
   if (granule_count == 0) return;
 
   region_ = map_aligned(capacity_bytes());
@@ -66,11 +66,11 @@ std::vector<std::byte*> HostArena::allocate(std::size_t count) {
   }
   std::vector<std::byte*> granules;
   granules.reserve(count);
-  for (FreePlaces* const from : {&touched_, &untouched_}) {  // side by side, or else the lowest
+  for (PlaceSet* const from : {&touched_, &untouched_}) {  // side by side, or else the lowest
     const std::uint64_t run = from->first_of_run(count - granules.size());
     for (std::uint64_t granule = from->next(run < granule_count_ ? run : 0);
          granule < granule_count_ && granules.size() < count; granule = from->next(granule + 1)) {
-      from->take(granule);
+      from->erase(granule);
       used_end_ = std::max(used_end_, granule + 1);
       granules.push_back(address_of(granule));
     }
@@ -89,10 +89,10 @@ void HostArena::free(std::span<std::byte* const> granules) {
     const std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(address) - begin;  // wraps if below the region
     const std::uint64_t granule = granule_of(address);
     if (granule >= granule_count_ || offset % granule_bytes_ != 0 || !is_in_use(granule)) {
-      for (std::byte* const earlier : granules.first(freed)) touched_.take(granule_of(earlier));
+      for (std::byte* const earlier : granules.first(freed)) touched_.erase(granule_of(earlier));
       throw LogicError("host: freed an address that is not a granule in use of this arena");
     }
-    touched_.add(granule);
+    touched_.insert(granule);
     ++freed;
   }
 }
@@ -108,8 +108,8 @@ void HostArena::keep_all() noexcept {
     touched = used_end_ * granule_bytes_;
     // What is fixed has memory, also where it is free.
     for (std::uint64_t granule = untouched_.next(0); granule < used_end_; granule = untouched_.next(granule)) {
-      untouched_.take(granule);
-      touched_.add(granule);
+      untouched_.erase(granule);
+      touched_.insert(granule);
     }
   }
   if (region_ == nullptr) return;
@@ -145,12 +145,12 @@ std::size_t HostArena::trim() {
   }
   std::size_t trimmed = 0;
   for (std::uint64_t first = touched_.next(0); first < granule_count_;) {
-    const std::uint64_t end = touched_.next_taken(first);
+    const std::uint64_t end = touched_.next_missing(first);
     if (::madvise(address_of(first), (end - first) * granule_bytes_, MADV_DONTNEED) == 0) {
       trimmed += (end - first) * granule_bytes_;
       for (std::uint64_t granule = first; granule < end; ++granule) {
-        touched_.take(granule);
-        untouched_.add(granule);
+        touched_.erase(granule);
+        untouched_.insert(granule);
       }
     }
     first = touched_.next(end);

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "offload/free_places.h"
+#include "offload/place_set.h"
 
 namespace terrace {
 
@@ -67,7 +67,7 @@ class HostArena {
  private:
   std::byte* address_of(std::uint64_t granule) const noexcept { return region_ + granule * granule_bytes_; }
   bool is_in_use(std::uint64_t granule) const noexcept {
-    return !touched_.is_free(granule) && !untouched_.is_free(granule);
+    return !touched_.contains(granule) && !untouched_.contains(granule);
   }
 
   const std::size_t granule_bytes_;
@@ -78,8 +78,8 @@ class HostArena {
   mutable std::mutex mutex_;
   bool keeps_all_ = false;
   std::uint64_t used_end_ = 0;  // above the highest granule that was ever handed out
-  FreePlaces untouched_;        // granules without memory
-  FreePlaces touched_;          // those with memory
+  PlaceSet untouched_;          // granules without memory
+  PlaceSet touched_;            // those with memory
 };
 
 }  // namespace terrace

@@ -73,7 +73,7 @@ void PageBlocks::Extents::erase(std::map<std::uint64_t, std::uint64_t>::iterator
   by_offset_.erase(at);
 }
 
-PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
+PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)), elsewhere_(capacity_ / page_bytes) {
   if (capacity_ == 0) {
     return;
   }
@@ -101,7 +101,6 @@ PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
   }
   base_ = static_cast<std::byte*>(mapped);
   madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them for such memory
-  elsewhere_.resize(capacity_ / page_bytes);
   fresh_.add({0, capacity_});
 }
 
@@ -173,22 +172,22 @@ std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uin
   return block;
 }
 
-void PageBlocks::set_elsewhere(const Extent& extent, bool elsewhere) {
-  std::fill_n(elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes), extent.bytes / page_bytes,
-              elsewhere);
+void PageBlocks::set_elsewhere(const Extent& extent, bool elsewhere) noexcept {
+  const std::uint64_t end = (extent.offset + extent.bytes) / page_bytes;
+  for (std::uint64_t page = extent.offset / page_bytes; page < end; ++page) {
+    elsewhere ? elsewhere_.insert(page) : elsewhere_.erase(page);
+  }
 }
 
 void PageBlocks::map_again(const Extent& extent) {
-  const auto end = elsewhere_.begin() + static_cast<std::ptrdiff_t>((extent.offset + extent.bytes) / page_bytes);
-  auto at = elsewhere_.begin() + static_cast<std::ptrdiff_t>(extent.offset / page_bytes);
+  const std::uint64_t end = (extent.offset + extent.bytes) / page_bytes;
   // Of those that are there already the system would look at each.
-  while ((at = std::find(at, end, true)) != end) {
-    const auto end_of_run = std::find(at, end, false);
-    const Extent run{static_cast<std::uint64_t>(at - elsewhere_.begin()) * page_bytes,
-                     static_cast<std::uint64_t>(end_of_run - at) * page_bytes};
+  for (std::uint64_t page = elsewhere_.next(extent.offset / page_bytes); page < end;) {
+    const std::uint64_t end_of_run = std::min(end, elsewhere_.next_missing(page));
+    const Extent run{page * page_bytes, (end_of_run - page) * page_bytes};
     madvise(base_ + run.offset, run.bytes, MADV_POPULATE_WRITE);  // else each faults
     set_elsewhere(run, false);
-    at = end_of_run;
+    page = elsewhere_.next(end_of_run);
   }
 }
 

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "offload/place_set.h"
+
 namespace terrace {
 
 class PageBlocks {
@@ -72,7 +74,7 @@ class PageBlocks {
   std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
   /// What `map_together` has taken out of `base_` is there again.
   void map_again(const Extent& extent);
-  void set_elsewhere(const Extent& extent, bool elsewhere);
+  void set_elsewhere(const Extent& extent, bool elsewhere) noexcept;
 
   const std::uint64_t capacity_;
   int file_ = -1;              ///< the memory, which has no name
@@ -81,7 +83,7 @@ class PageBlocks {
   mutable std::mutex mutex_;
   Extents kept_;                                                   ///< free, with pages behind them
   Extents fresh_;                                                  ///< free, without
-  std::vector<bool> elsewhere_;                                    ///< by page, whether `map_together` has taken it
+  PlaceSet elsewhere_;                                             ///< pages that `map_together` has taken
   std::unordered_map<std::byte*, std::vector<Extent>> scattered_;  ///< blocks with a mapping of their own
 };
 

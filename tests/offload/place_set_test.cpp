@@ -1,7 +1,8 @@
-#include "offload/free_places.h"
+#include "offload/place_set.h"
 
 #include <algorithm>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -9,22 +10,32 @@
 namespace terrace {
 namespace {
 
-FreePlaces of(std::uint64_t places, const std::vector<std::uint64_t>& free) {
-  FreePlaces all(places);
-  for (const std::uint64_t place : free) all.add(place);
-  return all;
+PlaceSet of(std::uint64_t places, const std::vector<std::uint64_t>& contained) {
+  PlaceSet set(places);
+  for (const std::uint64_t place : contained) set.insert(place);
+  return set;
 }
 
-TEST(FreePlaces, has_none_free_at_first) {
-  EXPECT_EQ(FreePlaces().next(0), 0U);
-  const FreePlaces none(100);
+TEST(PlaceSet, is_empty_at_first) {
+  EXPECT_EQ(PlaceSet().next(0), 0U);
+  const PlaceSet none(100);
   EXPECT_EQ(none.count(), 0U);
   EXPECT_EQ(none.next(0), 100U);
   EXPECT_EQ(none.first_of_run(1), 100U);
 }
 
-TEST(FreePlaces, finds_the_lowest_run_also_across_words_and_up_to_the_end) {
-  const FreePlaces some = of(130, {3, 4, 62, 63, 64, 65, 128, 129});
+TEST(PlaceSet, counts_each_place_once) {
+  PlaceSet set = of(100, {7, 7, 8});
+  EXPECT_EQ(set.count(), 2U);
+  set.erase(9);
+  EXPECT_EQ(set.count(), 2U);
+  set.erase(7);
+  set.erase(7);
+  EXPECT_EQ(set.count(), 1U);
+}
+
+TEST(PlaceSet, finds_the_lowest_run_also_across_words_and_up_to_the_end) {
+  const PlaceSet some = of(130, {3, 4, 62, 63, 64, 65, 128, 129});
   EXPECT_EQ(some.first_of_run(1), 3U);
   EXPECT_EQ(some.first_of_run(2), 3U);
   EXPECT_EQ(some.first_of_run(3), 62U);
@@ -34,12 +45,12 @@ TEST(FreePlaces, finds_the_lowest_run_also_across_words_and_up_to_the_end) {
   EXPECT_EQ(some.first_of_run(0), 130U) << "none is asked for";
 }
 
-TEST(FreePlaces, is_as_a_plain_list_of_them_says) {
+TEST(PlaceSet, is_as_a_plain_list_of_them_says) {
   constexpr std::uint64_t places = 200;
   const unsigned seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
-  FreePlaces free(places);
+  PlaceSet set(places);
   std::vector<bool> expected(places, false);
   const auto first = [&](std::uint64_t from, bool value) {
     while (from < places && expected[from] != value) ++from;
@@ -47,16 +58,16 @@ TEST(FreePlaces, is_as_a_plain_list_of_them_says) {
   };
   for (int i = 0; i < 5000; ++i) {
     const std::uint64_t place = random() % places;
-    expected[place] ? free.take(place) : free.add(place);
+    expected[place] ? set.erase(place) : set.insert(place);
     expected[place] = !expected[place];
     const std::uint64_t from = random() % (places + 1);
-    ASSERT_EQ(free.next(from), first(from, true));
-    ASSERT_EQ(free.next_taken(from), first(from, false));
-    ASSERT_EQ(free.count(), static_cast<std::uint64_t>(std::count(expected.begin(), expected.end(), true)));
-    ASSERT_EQ(free.is_free(place), expected[place]);
+    ASSERT_EQ(set.next(from), first(from, true));
+    ASSERT_EQ(set.next_missing(from), first(from, false));
+    ASSERT_EQ(set.count(), static_cast<std::uint64_t>(std::count(expected.begin(), expected.end(), true)));
+    ASSERT_EQ(set.contains(place), expected[place]);
     const std::uint64_t run = 1 + random() % 6;
     const auto found = std::search_n(expected.begin(), expected.end(), static_cast<int>(run), true);
-    ASSERT_EQ(free.first_of_run(run), static_cast<std::uint64_t>(found - expected.begin()));
+    ASSERT_EQ(set.first_of_run(run), static_cast<std::uint64_t>(found - expected.begin()));
   }
 }
 
