@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <limits>
 #include <string>
 #include <sys/mman.h>
@@ -66,15 +65,17 @@ std::vector<std::byte*> HostArena::allocate(std::size_t count) {
   }
   std::vector<std::byte*> granules;
   granules.reserve(count);
-  for (PlaceSet* const from : {&touched_, &untouched_}) {  // side by side, or else the lowest
-    const std::uint64_t run = from->first_of_run(count - granules.size());
-    for (std::uint64_t granule = from->next(run < granule_count_ ? run : 0);
-         granule < granule_count_ && granules.size() < count; granule = from->next(granule + 1)) {
-      from->erase(granule);
+  const auto take = [&](PlaceSet& from, std::uint64_t first) {
+    for (std::uint64_t granule = first; granule < granule_count_ && granules.size() < count;
+         granule = from.next(granule + 1)) {
+      from.erase(granule);
       used_end_ = std::max(used_end_, granule + 1);
       granules.push_back(address_of(granule));
     }
-  }
+  };
+  const std::uint64_t run = touched_.first_of_run(count);
+  take(touched_, run < granule_count_ ? run : touched_.next(0));
+  take(untouched_, untouched_.next(0));  // the lowest, so that `used_region` grows late
   return granules;
 }
 

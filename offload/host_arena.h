@@ -14,10 +14,10 @@ namespace terrace {
 /// Host memory for chunks: one region, mapped once, handed out in granules of one size.
 ///
 /// A chunk on the host is a list of granules, so chunks of several sizes do not fragment the region. Those of one lie
-/// side by side where they can: a drive moves them faster so. Memory is taken from the system when a granule is first
-/// touched, and touched memory is reused before untouched memory is. Contents of an allocated granule are unspecified.
-/// It keeps no budget: who may allocate how much is decided above, and running out is therefore a LogicError.
-/// Thread-safe. The constructor throws OutOfMemory if the region cannot be mapped.
+/// side by side as far as free memory does: a drive moves them faster so. Memory is taken from the system when a
+/// granule is first touched, and touched memory is reused before untouched memory is. Contents of an allocated granule
+/// are unspecified. It keeps no budget: who may allocate how much is decided above, and running out is therefore a
+/// LogicError. Thread-safe. The constructor throws OutOfMemory if the region cannot be mapped.
 class HostArena {
  public:
   static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
@@ -78,8 +78,8 @@ class HostArena {
   mutable std::mutex mutex_;
   bool keeps_all_ = false;
   std::uint64_t used_end_ = 0;  // above the highest granule that was ever handed out
-  PlaceSet untouched_;          // granules without memory
-  PlaceSet touched_;            // those with memory
+  PlaceSet untouched_;          // free granules without memory
+  PlaceSet touched_;            // free ones with memory
 };
 
 }  // namespace terrace

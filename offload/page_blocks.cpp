@@ -73,7 +73,7 @@ void PageBlocks::Extents::erase(std::map<std::uint64_t, std::uint64_t>::iterator
   by_offset_.erase(at);
 }
 
-PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)), elsewhere_(capacity_ / page_bytes) {
+PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
   if (capacity_ == 0) {
     return;
   }
@@ -101,7 +101,14 @@ PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)), e
   }
   base_ = static_cast<std::byte*>(mapped);
   madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them for such memory
-  fresh_.add({0, capacity_});
+  try {
+    elsewhere_ = PlaceSet(capacity_ / page_bytes);
+    fresh_.add({0, capacity_});
+  } catch (...) {
+    munmap(base_, capacity_);
+    close(file_);
+    throw;
+  }
 }
 
 PageBlocks::~PageBlocks() {
@@ -182,12 +189,12 @@ void PageBlocks::set_elsewhere(const Extent& extent, bool elsewhere) noexcept {
 void PageBlocks::map_again(const Extent& extent) {
   const std::uint64_t end = (extent.offset + extent.bytes) / page_bytes;
   // Of those that are there already the system would look at each.
-  for (std::uint64_t page = elsewhere_.next(extent.offset / page_bytes); page < end;) {
-    const std::uint64_t end_of_run = std::min(end, elsewhere_.next_missing(page));
+  for (std::uint64_t page = elsewhere_.next(extent.offset / page_bytes, end); page < end;) {
+    const std::uint64_t end_of_run = elsewhere_.next_missing(page, end);
     const Extent run{page * page_bytes, (end_of_run - page) * page_bytes};
     madvise(base_ + run.offset, run.bytes, MADV_POPULATE_WRITE);  // else each faults
     set_elsewhere(run, false);
-    page = elsewhere_.next(end_of_run);
+    page = elsewhere_.next(end_of_run, end);
   }
 }
 

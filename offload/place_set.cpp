@@ -17,21 +17,23 @@ void PlaceSet::erase(std::uint64_t place) noexcept {
   bits_[place / word_bits] &= ~(std::uint64_t{1} << place % word_bits);
 }
 
-std::uint64_t PlaceSet::next(std::uint64_t from) const noexcept { return count_ == 0 ? places_ : find(from, true); }
+std::uint64_t PlaceSet::next(std::uint64_t from, std::uint64_t end) const noexcept { return find(from, end, true); }
 
-std::uint64_t PlaceSet::next_missing(std::uint64_t from) const noexcept { return find(from, false); }
+std::uint64_t PlaceSet::next_missing(std::uint64_t from, std::uint64_t end) const noexcept {
+  return find(from, end, false);
+}
 
-std::uint64_t PlaceSet::find(std::uint64_t from, bool contained) const noexcept {
-  if (from >= places_) return places_;
+std::uint64_t PlaceSet::find(std::uint64_t from, std::uint64_t end, bool contained) const noexcept {
+  end = std::min(end, places_);
   std::uint64_t before = from % word_bits;  // bits of the first word that do not count
-  for (std::uint64_t word = from / word_bits; word < bits_.size(); ++word) {
+  for (std::uint64_t word = from / word_bits; word * word_bits < end; ++word) {
     const std::uint64_t found = (contained ? bits_[word] : ~bits_[word]) >> before << before;
     if (found != 0) {
-      return std::min(places_, word * word_bits + static_cast<std::uint64_t>(std::countr_zero(found)));
+      return std::min(end, word * word_bits + static_cast<std::uint64_t>(std::countr_zero(found)));
     }
     before = 0;
   }
-  return places_;
+  return end;
 }
 
 std::uint64_t PlaceSet::first_of_run(std::uint64_t count) const noexcept {

@@ -7,6 +7,7 @@
 
 namespace terrace {
 
+/// Places are numbered from 0, and any that is asked about or changed is below `places()`.
 class PlaceSet {
  public:
   PlaceSet() = default;
@@ -21,10 +22,10 @@ class PlaceSet {
   void insert(std::uint64_t place) noexcept;
   void erase(std::uint64_t place) noexcept;
 
-  /// The first of the set from there on; `places()` where there is none.
-  std::uint64_t next(std::uint64_t from) const noexcept;
-  /// The first from there on that is not of it; `places()` where there is none.
-  std::uint64_t next_missing(std::uint64_t from) const noexcept;
+  /// The first of the set from there on and before `end`; `end`, or `places()` if that is less, where there is none.
+  std::uint64_t next(std::uint64_t from, std::uint64_t end = ~std::uint64_t{0}) const noexcept;
+  /// The first that is not of it, likewise.
+  std::uint64_t next_missing(std::uint64_t from, std::uint64_t end = ~std::uint64_t{0}) const noexcept;
   /// The first of so many neighbours of the set, the lowest; `places()` where there is no such run, or none is asked
   /// for.
   std::uint64_t first_of_run(std::uint64_t count) const noexcept;
@@ -32,7 +33,7 @@ class PlaceSet {
  private:
   static constexpr std::uint64_t word_bits = 64;
 
-  std::uint64_t find(std::uint64_t from, bool contained) const noexcept;
+  std::uint64_t find(std::uint64_t from, std::uint64_t end, bool contained) const noexcept;
 
   std::uint64_t places_ = 0;
   std::uint64_t count_ = 0;

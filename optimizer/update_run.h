@@ -39,8 +39,8 @@ void require_counted(std::int64_t step);
 /// The run's elements from `first` on, `count` of them.
 UpdateRun part_of(const UpdateRun& run, std::size_t first, std::size_t count);
 
-/// What one thread does at a time, in elements: enough that asking for more is cheap, little enough that a small run
-/// occupies all threads.
+/// What threads share out, in elements: enough that asking for more is cheap, little enough that a small run occupies
+/// all threads.
 inline constexpr std::size_t update_part_elements = 32768;
 
 /// Calls `update` for the parts of the run, on several threads. It must not throw.

@@ -32,7 +32,7 @@ UpdateThreads::~UpdateThreads() = default;
 void UpdateThreads::for_each(std::size_t parts, const std::function<void(std::size_t)>& part) const {
   // Whoever is free takes neighbours, fewer the fewer are left (guided self-scheduling: Polychronopoulos and Kuck,
   // 1987). Threads then walk memory far from each other, which moves it up to a fifth faster than side by side, and end
-  // together nevertheless.
+  // together nevertheless where parts are about alike.
   const std::size_t takers = std::min(parts, static_cast<std::size_t>(count_));
   std::atomic<std::size_t> next{0};  // part
   std::atomic<int> ended{0};

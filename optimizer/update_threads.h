@@ -23,7 +23,8 @@ class UpdateThreads {
   UpdateThreads& operator=(const UpdateThreads&) = delete;
 
   int count() const noexcept { return count_; }
-  /// Calls `part(i)` for every i below `parts`, each once, and returns when all have ended. `part` must not throw.
+  /// Calls `part(i)` for every i below `parts`, each once, and returns when all have ended. Those that take long are
+  /// best the last. `part` must not throw.
   void for_each(std::size_t parts, const std::function<void(std::size_t)>& part) const;
 
  private:

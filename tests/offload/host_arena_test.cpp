@@ -47,7 +47,7 @@ TEST(HostArena, reuses_touched_memory_before_untouched) {
   EXPECT_EQ(arena.touched_bytes(), 4 * kGranule);
 }
 
-TEST(HostArena, hands_out_granules_side_by_side_where_there_are_so_many_and_the_lowest_elsewhere) {
+TEST(HostArena, hands_out_granules_side_by_side_where_there_are_so_many_and_otherwise_the_lowest) {
   HostArena arena(kGranule, 16);
   const std::vector<std::byte*> all = arena.allocate(16);
   const auto granules = [&](std::vector<std::size_t> numbers) {
@@ -62,6 +62,15 @@ TEST(HostArena, hands_out_granules_side_by_side_where_there_are_so_many_and_the_
   EXPECT_EQ(arena.trim(), 4 * kGranule);
   arena.free(granules({5}));
   EXPECT_EQ(arena.allocate(3), granules({5, 1, 3})) << "what has memory first";
+}
+
+TEST(HostArena, goes_no_further_up_while_there_are_granules_below) {
+  HostArena arena(kGranule, 16);
+  const std::vector<std::byte*> granules = arena.allocate(8);
+  for (const std::size_t number : {1, 4}) arena.free(std::span(granules).subspan(number, 1));
+  EXPECT_EQ(arena.trim(), 2 * kGranule);
+  arena.allocate(2);
+  EXPECT_EQ(arena.used_region().size(), 8 * kGranule);
 }
 
 TEST(HostArena, takes_no_memory_before_it_is_touched) {

@@ -1,6 +1,7 @@
 #include "offload/place_set.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <random>
 #include <string>
 #include <vector>
@@ -45,6 +46,20 @@ TEST(PlaceSet, finds_the_lowest_run_also_across_words_and_up_to_the_end) {
   EXPECT_EQ(some.first_of_run(0), 130U) << "none is asked for";
 }
 
+TEST(PlaceSet, may_be_full) {
+  for (const std::uint64_t places : {64U, 128U, 130U}) {
+    PlaceSet set(places);
+    for (std::uint64_t place = 0; place < places; ++place) set.insert(place);
+    EXPECT_EQ(set.next_missing(0), places);
+    EXPECT_EQ(set.next_missing(5, 60), 60U);
+    EXPECT_EQ(set.first_of_run(places), 0U);
+    EXPECT_EQ(set.first_of_run(places + 1), places);
+    set.erase(places - 1);
+    EXPECT_EQ(set.next_missing(0), places - 1);
+    EXPECT_EQ(set.next(places - 1), places);
+  }
+}
+
 TEST(PlaceSet, is_as_a_plain_list_of_them_says) {
   constexpr std::uint64_t places = 200;
   const unsigned seed = std::random_device()();
@@ -61,8 +76,11 @@ TEST(PlaceSet, is_as_a_plain_list_of_them_says) {
     expected[place] ? set.erase(place) : set.insert(place);
     expected[place] = !expected[place];
     const std::uint64_t from = random() % (places + 1);
+    const std::uint64_t end = from + random() % (places + 1 - from);
     ASSERT_EQ(set.next(from), first(from, true));
+    ASSERT_EQ(set.next(from, end), std::min(end, first(from, true)));
     ASSERT_EQ(set.next_missing(from), first(from, false));
+    ASSERT_EQ(set.next_missing(from, end), std::min(end, first(from, false)));
     ASSERT_EQ(set.count(), static_cast<std::uint64_t>(std::count(expected.begin(), expected.end(), true)));
     ASSERT_EQ(set.contains(place), expected[place]);
     const std::uint64_t run = 1 + random() % 6;
