@@ -24,6 +24,8 @@ constexpr std::uint64_t kBesideBlocks = 2 * kMiB;
 constexpr int kWarmSteps = 3;
 constexpr int kWarmStepsOfAuto = 10;
 constexpr int kTimedSteps = 5;
+/// Of a GPT, beside each other: a pass differs from the next by more than activations that move take.
+constexpr int kTimedPasses = 4;
 
 /// Of a GPT.
 struct GptSetting {
@@ -166,9 +168,14 @@ struct GptBesideUnmanaged::Sides {
     const Pause pause;
     return pass(model);
   }
-  void run(Gpt& model) const {
-    pass(model);
-    model->zero_grad();
+  /// Seconds of a pass.
+  double time(Gpt& model) const {
+    const Stopwatch watch;
+    for (int i = 0; i < kTimedPasses; ++i) {
+      pass(model);
+      model->zero_grad();
+    }
+    return watch.elapsed_seconds() / kTimedPasses;
   }
 
   const GptSetting setting;
@@ -186,12 +193,11 @@ GptBesideUnmanaged::~GptBesideUnmanaged() = default;
 double GptBesideUnmanaged::managed_seconds() {
   return with_typed_errors(sides_->session, [&] {
     const MemoryUsage before = sides_->session.memory_usage();
-    const Stopwatch watch;
-    sides_->run(sides_->managed);
-    const double seconds = watch.elapsed_seconds();
+    const double seconds = sides_->time(sides_->managed);
     const MemoryUsage after = sides_->session.memory_usage();
     const auto moved = [&](Link link) {
-      return static_cast<double>(after.moved(link, Kind::activation) - before.moved(link, Kind::activation));
+      return static_cast<double>(after.moved(link, Kind::activation) - before.moved(link, Kind::activation)) /
+             kTimedPasses;
     };
     sides_->left_device_bytes = moved(Link::device_to_host);
     sides_->reached_device_bytes = moved(Link::host_to_device);
@@ -201,9 +207,7 @@ double GptBesideUnmanaged::managed_seconds() {
 
 double GptBesideUnmanaged::unmanaged_seconds() {
   const Pause pause;
-  const Stopwatch watch;
-  sides_->run(sides_->unmanaged);
-  return watch.elapsed_seconds();
+  return sides_->time(sides_->unmanaged);
 }
 
 double GptBesideUnmanaged::left_device_bytes() const { return sides_->left_device_bytes; }
