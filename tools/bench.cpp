@@ -27,9 +27,9 @@ Case stand_in(std::string name, const StandInCase& which) {
           [which](const auto& nvme, const auto& options) { return run_stand_in_case(which, nvme, options); }};
 }
 
-Case real(const char* name, StatesRest states) {
+Case real(const char* name, StatesRest states, Computation computation = Computation::real) {
   return {name, states == StatesRest::nvme,
-          [states](const auto& nvme, const auto& options) { return run_real_case(states, nvme, options); }};
+          [=](const auto& nvme, const auto& options) { return run_real_case(states, computation, nvme, options); }};
 }
 
 /// Each bound with the parameters on the host, on NVMe and on both, and with four micro-batches.
@@ -45,6 +45,7 @@ std::vector<Case> make_cases() {
   }
   cases.push_back(real("real-resident", StatesRest::host));
   cases.push_back(real("real-nvme", StatesRest::nvme));
+  cases.push_back(real("waited-nvme", StatesRest::nvme, Computation::waited));
   return cases;
 }
 

@@ -12,16 +12,20 @@
 #include "integration/adamw.h"
 #include "integration/pause.h"
 #include "integration/session.h"
+#include "offload/emulated_computation.h"
 #include "tools/bare_loops.h"
 #include "tools/bare_nvme.h"
 #include "tools/bench_session.h"
 #include "tools/gpt.h"
+#include "tools/stand_in.h"
 
 namespace terrace {
 namespace {
 
 constexpr double kRetainedResident = 0.97;
-constexpr double kRetainedNvme = 0.88;
+constexpr double kRetainedNvme = 0.92;
+constexpr double kRetainedWaited = 0.97;
+constexpr int kRealSteps = 5;           // that tell how long is to be waited
 constexpr std::int64_t kSequences = 8;  // of 256 tokens: 2,048 a step
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 8192 * kMiB;
@@ -60,12 +64,27 @@ Config config_of(StatesRest states, double parameters, const std::filesystem::pa
 /// A step of either side, which sees the same tokens as the other side's step of the same number.
 class Side {
  public:
-  Side(Gpt model, Session& session) : model_(std::move(model)), optimizer_(session, torch::optim::AdamWOptions(3e-4)) {}
+  Side(Gpt model, Session& session)
+      : model_(std::move(model)), optimizer_(session, torch::optim::AdamWOptions(3e-4)), is_managed_(true) {}
   explicit Side(Gpt model)
-      : model_(std::move(model)), optimizer_(model_->parameters(), torch::optim::AdamWOptions(3e-4)) {}
+      : model_(std::move(model)),
+        optimizer_(model_->parameters(), torch::optim::AdamWOptions(3e-4)),
+        is_managed_(false) {}
+
+  /// From now on computation is only waited for.
+  void wait_instead(const std::vector<RecordedUse>& uses, double seconds) {
+    stand_in_.emplace(model_, uses);
+    stand_in_->set_compute_seconds(seconds);
+  }
 
   /// Returns the loss.
-  float step() {
+  float step() { return stand_in_ ? waited_step() : computed_step(); }
+
+  /// When the last step's backward ended.
+  std::int64_t computed_ns() const { return computed_ns_; }
+
+ private:
+  float computed_step() {
     const std::int64_t sequence = model_options().sequence;
     auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 + steps_++));
     const at::Tensor tokens = at::randint(0, GptOptions::vocabulary, {kSequences, sequence + 1}, generator, at::kLong);
@@ -78,12 +97,21 @@ class Side {
     return value;
   }
 
-  /// When the last step's backward ended.
-  std::int64_t computed_ns() const { return computed_ns_; }
+  float waited_step() {
+    const at::Tensor loss = stand_in_->forward();
+    loss.backward();
+    if (!is_managed_) EmulatedComputation::of_this_process().wait();  // which gradients come from
+    computed_ns_ = monotonic_ns();
+    optimizer_.step();
+    optimizer_.zero_grad();
+    EmulatedComputation::of_this_process().wait();  // as whoever reads the loss does
+    return loss.item<float>();
+  }
 
- private:
   Gpt model_;
   AdamW optimizer_;
+  const bool is_managed_;
+  std::optional<StandIn> stand_in_;
   std::uint64_t steps_ = 0;
   std::int64_t computed_ns_ = 0;
 };
@@ -96,8 +124,8 @@ struct Necessary {
   double nvme;  ///< each way
 };
 
-Terms measure_terms(double compute_seconds, double parameters, const Necessary& necessary, BareLoops& bare,
-                    BareNvme* nvme) {
+Terms measure_terms(double compute_seconds, bool takes_cores, double parameters, const Necessary& necessary,
+                    BareLoops& bare, BareNvme* nvme) {
   const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
   Terms terms;
   terms[Term::compute] = compute_seconds;
@@ -108,7 +136,7 @@ Terms measure_terms(double compute_seconds, double parameters, const Necessary& 
   const double checksums = bare.checksum_seconds(whole(2 * necessary.nvme));
   const double cores = hardware_cores();
   terms[Term::cores] =
-      terms[Term::compute] +
+      (takes_cores ? terms[Term::compute] : 0) +
       (terms[Term::host_to_device] + terms[Term::device_to_host] + terms[Term::update] + checksums) / cores;
   // The update reads and writes 28 B a parameter; a byte copied, checked or moved to a drive is a byte read or written.
   const double bytes = 28 * parameters + 4 * necessary.link + 4 * necessary.nvme;
@@ -124,18 +152,25 @@ void require_equal(float managed, float unmanaged, int step) {
   throw LogicError(text.data());
 }
 
-std::string in_words(double parameters, const Config& config) {
-  std::array<char, 200> text;
+std::string in_words(double parameters, const Config& config, Computation computation) {
+  std::array<char, 240> text;
   std::snprintf(text.data(), text.size(),
-                "%.1fM parameters, %lld tokens a step, device %.0f MiB, host %.0f MiB, states on %s", parameters / 1e6,
-                static_cast<long long>(kSequences * model_options().sequence), kDeviceBytes / kMiB,
-                static_cast<double>(*config.host.memory) / kMiB, config.nvme.paths.empty() ? "the host" : "NVMe");
+                "%.1fM parameters, %lld tokens a step, device %.0f MiB, host %.0f MiB, states on %s%s",
+                parameters / 1e6, static_cast<long long>(kSequences * model_options().sequence), kDeviceBytes / kMiB,
+                static_cast<double>(*config.host.memory) / kMiB, config.nvme.paths.empty() ? "the host" : "NVMe",
+                computation == Computation::waited ? ", computation as long as real but only waited for" : "");
   return text.data();
+}
+
+double target_of(StatesRest states, Computation computation) {
+  if (computation == Computation::waited) return kRetainedWaited;
+  return states == StatesRest::host ? kRetainedResident : kRetainedNvme;
 }
 
 }  // namespace
 
-BenchCase run_real_case(StatesRest states, const std::filesystem::path& nvme, PairOptions options) {
+BenchCase run_real_case(StatesRest states, Computation computation, const std::filesystem::path& nvme,
+                        PairOptions options) {
   const ThreadsOfLibTorch all_cores(static_cast<int>(hardware_cores()));
   Gpt ordinary = make_model();
   double parameters = 0;
@@ -144,6 +179,9 @@ BenchCase run_real_case(StatesRest states, const std::filesystem::path& nvme, Pa
   BareLoops bare;
   std::optional<BareNvme> drive;
   if (states == StatesRest::nvme) drive.emplace(nvme, static_cast<std::uint64_t>(necessary.nvme));
+
+  const bool is_waited = computation == Computation::waited;
+  const std::vector<RecordedUse> uses = is_waited ? record_uses(model_options()) : std::vector<RecordedUse>();
 
   Side unmanaged(ordinary);
   const Config config = config_of(states, parameters, nvme);
@@ -158,13 +196,26 @@ BenchCase run_real_case(StatesRest states, const std::filesystem::path& nvme, Pa
     };
     for (int step = 0; step < 2; ++step) require_equal(managed.step(), unmanaged_step(), step);
     session.synchronize();
+    if (is_waited) {
+      std::vector<double> real_seconds;
+      for (int step = 0; step < kRealSteps; ++step) {
+        const std::int64_t start_ns = monotonic_ns();
+        unmanaged_step();
+        managed.step();
+        session.synchronize();
+        real_seconds.push_back(static_cast<double>(unmanaged.computed_ns() - start_ns) * 1e-9);
+      }
+      for (Side* const side : {&unmanaged, &managed}) side->wait_instead(uses, median_of(real_seconds));
+      for (int step = 0; step < 2; ++step) require_equal(managed.step(), unmanaged_step(), step);
+      session.synchronize();
+    }
 
     StepTraffic traffic;
     std::vector<double> managed_seconds;
     std::vector<double> unmanaged_seconds;
     std::vector<double> ratios;
     std::vector<Terms> rounds;
-    options.target = Target{Target::Sense::at_least, states == StatesRest::host ? kRetainedResident : kRetainedNvme};
+    options.target = Target{Target::Sense::at_least, target_of(states, computation)};
     const Comparison comparison = compare_in_pairs(
         options,
         [&] {
@@ -172,8 +223,8 @@ BenchCase run_real_case(StatesRest states, const std::filesystem::path& nvme, Pa
           unmanaged_step();
           const std::int64_t end_ns = monotonic_ns();
           unmanaged_seconds.push_back(static_cast<double>(end_ns - start_ns) * 1e-9);
-          rounds.push_back(measure_terms(static_cast<double>(unmanaged.computed_ns() - start_ns) * 1e-9, parameters,
-                                         necessary, bare, drive ? &*drive : nullptr));
+          rounds.push_back(measure_terms(static_cast<double>(unmanaged.computed_ns() - start_ns) * 1e-9, !is_waited,
+                                         parameters, necessary, bare, drive ? &*drive : nullptr));
           return unmanaged_seconds.back();
         },
         [&] {
@@ -200,7 +251,7 @@ BenchCase run_real_case(StatesRest states, const std::filesystem::path& nvme, Pa
                          std::string(name_of(link)) + ", and the case is about at least 8");
       }
     }
-    result.setting = in_words(parameters, config);
+    result.setting = in_words(parameters, config, computation);
     result.seconds = median_of(managed_seconds);
     result.floor_seconds = median_of(floors);
     result.ratio = median_interval(ratios);
