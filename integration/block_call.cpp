@@ -14,7 +14,7 @@ namespace {
 thread_local bool within_call = false;
 
 Current<BlockPlanner>& current_planner() {
-  static Current<BlockPlanner> planner;
+  static auto& planner = *new Current<BlockPlanner>;  // never destroyed: a session may live longer
   return planner;
 }
 
