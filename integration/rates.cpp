@@ -1,19 +1,17 @@
 #include "integration/rates.h"
 
-#include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <stdexcept>
 #include <system_error>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "base/config.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "integration/user_cache.h"
 
 namespace terrace {
 namespace {
@@ -105,28 +103,6 @@ std::string why_foreign(const Json& json) {
   return "";
 }
 
-/// Through a file beside it, so that nobody ever reads half of one. Returns 0 or an errno value.
-int replace_file(const fs::path& path, const std::string& text) {
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  if (error) return error.value();
-  const fs::path beside = path.string() + "." + std::to_string(::getpid());
-  errno = 0;
-  std::ofstream file(beside, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    const int error_number = errno != 0 ? errno : EIO;
-    fs::remove(beside, error);
-    return error_number;
-  }
-  fs::rename(beside, path, error);
-  if (!error) return 0;
-  const int error_number = error.value();
-  fs::remove(beside, error);
-  return error_number;
-}
-
 }  // namespace
 
 std::string time_now() {
@@ -145,17 +121,7 @@ std::string path_key(const fs::path& folder) {
   return key.empty() ? folder.string() : key;
 }
 
-RatesFile::RatesFile() {
-  const auto folder_in = [](const char* variable) {
-    const char* const value = std::getenv(variable);
-    // A relative one is to be ignored, says the XDG Base Directory Specification.
-    return value != nullptr && fs::path(value).is_absolute() ? fs::path(value) : fs::path();
-  };
-  fs::path cache = folder_in("XDG_CACHE_HOME");
-  const fs::path home = folder_in("HOME");
-  if (cache.empty() && !home.empty()) cache = home / ".cache";
-  if (!cache.empty()) path_ = cache / "terrace" / "rates.json";
-}
+RatesFile::RatesFile() : path_(user_cache_path("rates.json")) {}
 
 Rates RatesFile::load() const {
   std::ifstream file(path_, std::ios::binary);

@@ -2,7 +2,6 @@
 
 #include "integration/rates.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "base/log.h"
+#include "tests/base/environment_variable.h"
 #include "tests/base/temporary_folder.h"
 
 namespace terrace {
@@ -32,29 +32,6 @@ std::string text_of(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
-
-/// A variable of the environment, as it was again at the end.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) {
-    const char* const before = std::getenv(name);
-    had_ = before != nullptr;
-    before_ = had_ ? before : "";
-    if (value != nullptr) {
-      ::setenv(name, value, 1);
-    } else {
-      ::unsetenv(name);
-    }
-  }
-  ~Variable() { had_ ? ::setenv(name_, before_.c_str(), 1) : ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-  bool had_ = false;
-  std::string before_;
-};
 
 class RatesTest : public testing::Test {
  protected:
@@ -128,18 +105,18 @@ TEST_F(RatesTest, that_cannot_be_written_are_a_warning) {
 }
 
 TEST(RatesFile, is_in_the_user_s_cache_folder) {
-  const Variable home("HOME", "/home/user");
+  const EnvironmentVariable home("HOME", "/home/user");
   {
-    const Variable cache("XDG_CACHE_HOME", "/cache");
+    const EnvironmentVariable cache("XDG_CACHE_HOME", "/cache");
     EXPECT_EQ(RatesFile().path(), "/cache/terrace/rates.json");
   }
-  const Variable relative("XDG_CACHE_HOME", "cache");
+  const EnvironmentVariable relative("XDG_CACHE_HOME", "cache");
   EXPECT_EQ(RatesFile().path(), "/home/user/.cache/terrace/rates.json");
 }
 
 TEST(RatesFile, is_nowhere_where_the_user_has_no_folder_and_says_so_when_something_is_to_be_kept) {
-  const Variable home("HOME", nullptr);
-  const Variable cache("XDG_CACHE_HOME", nullptr);
+  const EnvironmentVariable home("HOME", nullptr);
+  const EnvironmentVariable cache("XDG_CACHE_HOME", nullptr);
   set_log_level(LogLevel::warning);
   const RatesFile file;
   EXPECT_TRUE(file.path().empty());
