@@ -6,6 +6,10 @@
 namespace terrace {
 namespace {
 
+constexpr std::uint64_t sizes_tried = 24;
+/// Chunks become smaller, and transfers more, for one part in so many of what they take.
+constexpr std::uint64_t worthwhile = 200;
+
 std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -43,16 +47,25 @@ Layout Layout::plan(std::span<const LayoutRun> runs, std::uint64_t chunk_bytes) 
   return layout;
 }
 
-std::uint64_t Layout::waste_bytes(std::span<const LayoutRun> runs) const {
-  std::uint64_t chunk_bytes = 0;
-  std::uint64_t run_bytes = 0;
-  for (const LayoutChunk& chunk : chunks) {
-    chunk_bytes += chunk.bytes();
+std::uint64_t Layout::least_wasteful_chunk(std::span<const LayoutRun> runs, std::uint64_t most_bytes,
+                                           const std::function<std::uint64_t(const LayoutChunk&)>& room_of) {
+  const std::uint64_t step = round_up(most_bytes * 3 / (4 * sizes_tried), size_unit_bytes);
+  const auto room_with = [&](std::uint64_t bytes) {
+    std::uint64_t room = 0;
+    for (const LayoutChunk& chunk : plan(runs, bytes).chunks) room += room_of(chunk);
+    return room;
+  };
+  std::uint64_t best = most_bytes;
+  std::uint64_t least_room = room_with(most_bytes);
+  least_room -= least_room / worthwhile;
+  for (std::uint64_t bytes = most_bytes / step * step; bytes >= most_bytes / 4 && bytes > 0; bytes -= step) {
+    const std::uint64_t room = room_with(bytes);
+    if (room < least_room) {
+      best = bytes;
+      least_room = room;
+    }
   }
-  for (const LayoutRun& run : runs) {
-    run_bytes += run.elements * run.element_bytes;
-  }
-  return chunk_bytes - run_bytes;
+  return best;
 }
 
 }  // namespace terrace

@@ -120,10 +120,56 @@ TEST(Layout, empty_and_scalar_runs_have_a_place) {
 
 TEST(Layout, no_runs_need_no_chunks) { EXPECT_TRUE(Layout::plan({}, chunk_bytes).chunks.empty()); }
 
-TEST(Layout, waste_is_what_no_run_uses) {
-  const std::vector<LayoutRun> runs{{4000, 4, 0}, {20'480, 4, 0}, {4096, 2, 1}};
-  const Layout layout = Layout::plan(runs, chunk_bytes);
-  EXPECT_EQ(layout.waste_bytes(runs), 96u * 4);
+/// On tiers that give out whole blocks.
+std::uint64_t in_blocks(const LayoutChunk& chunk) {
+  constexpr std::uint64_t block = 8 * KiB;
+  return (chunk.bytes() + block - 1) / block * block;
+}
+
+std::uint64_t room(std::span<const LayoutRun> runs, std::uint64_t bytes) {
+  std::uint64_t sum = 0;
+  for (const LayoutChunk& chunk : Layout::plan(runs, bytes).chunks) sum += in_blocks(chunk);
+  return sum;
+}
+
+/// Of equals the largest, and the largest of all unless it takes a part in 200 more.
+TEST(Layout, the_size_found_wastes_the_least_of_those_tried) {
+  int smaller = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    const std::vector<LayoutRun> runs(60, {.elements = 1000 + 331 * seed});
+    const std::uint64_t most = (seed % 2 == 0 ? 128 : 65 * 16) * KiB;
+    const std::uint64_t best = Layout::least_wasteful_chunk(runs, most, in_blocks);
+    smaller += best < most ? 1 : 0;
+    EXPECT_GE(best, most / 4);
+    EXPECT_LE(best, most);
+    EXPECT_EQ(best % Layout::size_unit_bytes, 0u);
+    const std::uint64_t step = seed % 2 == 0 ? 16 * KiB : 48 * KiB;
+    for (std::uint64_t bytes = most / step * step; bytes >= most / 4; bytes -= step) {
+      EXPECT_GE(200 * room(runs, bytes), 199 * room(runs, best)) << bytes << ", seed " << seed;
+      if (best < most) {
+        EXPECT_GE(room(runs, bytes), room(runs, best) + (bytes > best ? 1 : 0)) << bytes << ", seed " << seed;
+      }
+    }
+    if (best < most) {
+      EXPECT_LT(200 * room(runs, best), 199 * room(runs, most) + 200);
+    }
+  }
+  EXPECT_GT(smaller, 5);
+}
+
+TEST(Layout, chunks_are_as_large_as_they_may_be_where_that_costs_nothing) {
+  EXPECT_EQ(Layout::least_wasteful_chunk({}, chunk_bytes, in_blocks), chunk_bytes);
+  const std::vector<LayoutRun> even(64, {.elements = 4096});
+  EXPECT_EQ(Layout::least_wasteful_chunk(even, chunk_bytes, in_blocks), chunk_bytes);
+}
+
+TEST(Layout, a_smaller_chunk_is_found_where_the_largest_holds_no_whole_number_of_runs) {
+  // Five of these take 60 KiB of 64, four are 48.
+  const std::vector<LayoutRun> runs(12, {.elements = 3 * 1024});
+  const std::uint64_t best = Layout::least_wasteful_chunk(runs, chunk_bytes, in_blocks);
+  EXPECT_EQ(best, 48 * KiB);
+  EXPECT_EQ(room(runs, best), 12 * 12 * KiB);
+  EXPECT_GT(room(runs, chunk_bytes), 12 * 12 * KiB);
 }
 
 }  // namespace
