@@ -201,6 +201,7 @@ at::Tensor Gradients::for_update(ManagedParameter& parameter) {
 }
 
 void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
+  ++parameter.accumulations;
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   if (!parked.defined()) {
     adopt(parameter);

@@ -33,6 +33,7 @@ struct ManagedParameter {
   /// LibTorch makes another.
   std::weak_ptr<torch::autograd::Node> accumulator;
   std::shared_ptr<ParkedGradient> parked;  ///< what the hooks share
+  std::uint64_t accumulations = 0;         ///< backward passes that have made a gradient of it, or added to one
 
   /// Throws LogicError, naming the parameter, if its tensor has no dense storage of its own on the CPU or the session's
   /// device.

@@ -66,11 +66,7 @@ CheckpointNotes Session::load(const std::filesystem::path& folder) {
 
 at::Device Session::device() const { return state_->memory().program_device(); }
 
-MemoryUsage Session::memory_usage() const {
-  MemoryUsage usage = state_->memory().stream().usage();
-  usage.chunk_bytes = state_->memory().chunk_bytes();
-  return usage;
-}
+MemoryUsage Session::memory_usage() const { return state_->memory_usage(); }
 
 Timeline& Session::timeline() { return state_->memory().timeline(); }
 

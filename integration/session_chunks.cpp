@@ -17,16 +17,12 @@ std::uint64_t saturating_subtract(std::uint64_t from, std::uint64_t what) { retu
 }  // namespace
 
 void SessionState::add_optimizer_chunks(bool with_variance) {
-  const auto place_of = [&](const ChunkRequest& request) -> std::optional<ChunkId>& {
-    ChunkSet& set = chunk_sets_[request.set];
-    return request.kind == Kind::master ? set.master : request.kind == Kind::momentum ? set.momentum : set.variance;
-  };
   std::vector<ChunkRequest> requests;
   for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
     for (std::uint32_t set = 0; set < chunk_sets_.size() && (kind != Kind::variance || with_variance); ++set) {
       const SetInfo& info = set_infos_[set];
       const ChunkRequest request{set, kind};
-      if (info.trainable && (info.type == at::kFloat || info.type == at::kBFloat16) && !place_of(request) &&
+      if (info.trainable && (info.type == at::kFloat || info.type == at::kBFloat16) && !state_chunk(request) &&
           bytes_of(request) > 0) {
         requests.push_back(request);
       }
@@ -36,10 +32,27 @@ void SessionState::add_optimizer_chunks(bool with_variance) {
     return;
   }
   updates_->finish();  // what an update holds on the host could not leave
+  const std::vector<std::uint32_t> moved = make_way_for(requests);
+  try {
+    add_optimizer_chunks(requests);
+  } catch (const OutOfMemory&) {
+    if (moved.empty()) {
+      throw;
+    }
+    // Chunks that fill one tier to the last may fit in one order and not in another.
+    for (const std::uint32_t set : moved) {
+      move_gradients(set, Tier::host);
+    }
+    add_optimizer_chunks(requests);
+  }
+  note_waste();
+}
+
+void SessionState::add_optimizer_chunks(std::span<const ChunkRequest> requests) {
   const std::vector<Tier> homes = choose_homes_for(requests, config_.placement.optimizer, {});
   try {
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      place_of(requests[i]) = add_chunk(requests[i], homes[i]);
+      state_chunk(requests[i]) = add_chunk(requests[i], homes[i]);
       const at::ScalarType type = set_infos_[requests[i].set].type;
       chunk_sets_[requests[i].set].type = element_type(type);
       chunk_sets_[requests[i].set].gradient_type = element_type(gradient_type_of(type));
@@ -48,13 +61,85 @@ void SessionState::add_optimizer_chunks(bool with_variance) {
     check_room_to_work();
   } catch (...) {
     for (const ChunkRequest& request : requests) {
-      if (std::optional<ChunkId>& added = place_of(request)) {
+      if (std::optional<ChunkId>& added = state_chunk(request)) {
         remove_chunk(*added);
         added.reset();
       }
     }
     throw;
   }
+}
+
+std::optional<ChunkId>& SessionState::state_chunk(const ChunkRequest& request) {
+  ChunkSet& set = chunk_sets_[request.set];
+  return request.kind == Kind::master ? set.master : request.kind == Kind::momentum ? set.momentum : set.variance;
+}
+
+void SessionState::move_gradients(std::uint32_t set, Tier home) {
+  const ChunkId there = add_chunk({set, Kind::gradient}, home);
+  remove_chunk(std::exchange(chunk_sets_[set].gradient.value(), there));
+  for (ManagedParameter& parameter : parameters_) {
+    if (parameter.chunk_set == set) {
+      parameter.gradient_chunk = there;
+    }
+  }
+}
+
+RestingRoom SessionState::not_for_resting(const RestingRoom& to_be_freed) const {
+  RestingRoom taken = rested_;
+  taken[index_of(Tier::host)] +=
+      largest_update_room() +
+      saturating_subtract(memory_.budget(Tier::host).used(Kind::other), to_be_freed[index_of(Tier::host)]);
+  taken[index_of(Tier::nvme)] += saturating_subtract(spillable_.nvme_bytes(), to_be_freed[index_of(Tier::nvme)]);
+  taken[index_of(Tier::device)] += memory_.budget(Tier::device).used(Kind::buffer);
+  return taken;
+}
+
+std::vector<std::uint32_t> SessionState::make_way_for(std::span<const ChunkRequest> states) {
+  const auto& shares = config_.placement.optimizer;
+  std::vector<std::uint32_t> moved;
+  if (config_.placement.gradients || !memory_.has_nvme() || (shares && shares->host == 0)) {
+    return moved;
+  }
+  gradients_->notice_dead_storages();
+  std::vector<bool> holds_something(chunk_sets_.size(), false);
+  for (const ManagedParameter& parameter : parameters_) {
+    if (parameter.tensor.grad().defined() || !parameter.gradient.expired()) {
+      holds_something[parameter.chunk_set] = true;
+    }
+  }
+  double host_bytes = 0;
+  double nvme_bytes = 0;
+  for (const ChunkRequest& request : states) {
+    const RestingRoom room = memory_.stream().room_bytes(bytes_of(request));
+    host_bytes += static_cast<double>(room[index_of(Tier::host)]) * (shares ? shares->host : 1);
+    nvme_bytes += static_cast<double>(room[index_of(Tier::nvme)]) * (shares ? shares->nvme : 0);
+  }
+  const RestingRoom taken = not_for_resting({});
+  const auto left = [&](Tier tier) {
+    return saturating_subtract(memory_.budget(tier).capacity(), taken[index_of(tier)]);
+  };
+  std::uint64_t lacking = saturating_subtract(static_cast<std::uint64_t>(host_bytes), left(Tier::host));
+  std::uint64_t on_nvme = saturating_subtract(left(Tier::nvme), static_cast<std::uint64_t>(nvme_bytes));
+  // The last first: backward makes their gradients first, and the update wants them last.
+  for (auto set = static_cast<std::uint32_t>(chunk_sets_.size()); set-- > 0 && lacking > 0;) {
+    const std::optional<ChunkId>& gradient = chunk_sets_[set].gradient;
+    if (!gradient || !set_infos_[set].gradients_read_once || set_infos_[set].parameters == 0 || holds_something[set] ||
+        memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(*gradient).info().home; }) !=
+            Tier::host) {
+      continue;
+    }
+    const RestingRoom room = memory_.stream().room_bytes(bytes_of({set, Kind::gradient}));
+    const std::uint64_t still_lacking = saturating_subtract(lacking, room[index_of(Tier::host)]);
+    if (room[index_of(Tier::nvme)] + still_lacking > on_nvme) {
+      break;  // there is no more room there than for what states lack
+    }
+    move_gradients(set, Tier::nvme);
+    moved.push_back(set);
+    on_nvme -= room[index_of(Tier::nvme)];
+    lacking = still_lacking;
+  }
+  return moved;
 }
 
 std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> requests,
@@ -66,28 +151,21 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
     rooms.push_back(memory_.stream().room_bytes(bytes_of(request)));
     largest_on_device = std::max(largest_on_device, rooms.back()[index_of(Tier::device)]);
   }
-  const Budget& host = memory_.budget(Tier::host);
-  const Budget& device = memory_.budget(Tier::device);
-  RestingRoom not_for_resting = rested_;
-  not_for_resting[index_of(Tier::host)] +=
-      largest_update_room() + saturating_subtract(host.used(Kind::other), to_be_freed[index_of(Tier::host)]);
-  not_for_resting[index_of(Tier::nvme)] +=
-      saturating_subtract(spillable_.nvme_bytes(), to_be_freed[index_of(Tier::nvme)]);
-  not_for_resting[index_of(Tier::device)] += 2 * largest_on_device + device.used(Kind::buffer);
+  RestingRoom taken = not_for_resting(to_be_freed);
+  taken[index_of(Tier::device)] += 2 * largest_on_device;
   RestingRoom room{};
   for (const Tier tier : all_tiers) {
-    room[index_of(tier)] = saturating_subtract(memory_.budget(tier).capacity(), not_for_resting[index_of(tier)]);
+    room[index_of(tier)] = saturating_subtract(memory_.budget(tier).capacity(), taken[index_of(tier)]);
   }
-  room[index_of(Tier::device)] =
-      std::min(room[index_of(Tier::device)],
-               saturating_subtract(memory_.device_chunk_limit(), not_for_resting[index_of(Tier::device)]));
+  room[index_of(Tier::device)] = std::min(
+      room[index_of(Tier::device)], saturating_subtract(memory_.device_chunk_limit(), taken[index_of(Tier::device)]));
   const RestingRoom before = room;
   std::vector<Tier> homes = choose_homes(rooms, shares, room);
   for (const Tier tier : {Tier::device, Tier::host}) {
     // By default what finds no room here rests elsewhere: with a smaller budget these homes would be others.
     const std::uint64_t placed = before[index_of(tier)] - room[index_of(tier)];
     if (!shares && placed > 0) {
-      memory_.budget(tier).need(not_for_resting[index_of(tier)] + placed);
+      memory_.budget(tier).need(taken[index_of(tier)] + placed);
     }
   }
   require_room_to_rest(requests, homes, to_be_freed);
@@ -161,9 +239,8 @@ void SessionState::remove_set(std::uint32_t set) {
   set_infos_[set] = {};
 }
 
-std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
-  const SetInfo& info = set_infos_[request.set];
-  switch (request.kind) {
+std::uint64_t SessionState::bytes_of(const SetInfo& info, Kind kind) const {
+  switch (kind) {
     case Kind::master:
       return info.elements * master_bytes(state_format_, element_type(info.type));
     case Kind::momentum:
@@ -176,13 +253,13 @@ std::uint64_t SessionState::bytes_of(const ChunkRequest& request) const {
   }
 }
 
-std::uint64_t SessionState::update_room(std::uint32_t set) const {
+std::uint64_t SessionState::update_room(const SetInfo& info) const {
   const auto room = [&](Kind kind) {
-    const std::uint64_t bytes = bytes_of({set, kind});
+    const std::uint64_t bytes = bytes_of(info, kind);
     return bytes == 0 ? 0 : memory_.stream().room_bytes(bytes)[index_of(Tier::host)];
   };
   std::uint64_t bytes = room(Kind::parameter);
-  if (set_infos_[set].trainable) {
+  if (info.trainable) {
     bytes += room(Kind::gradient) + room(Kind::master) + room(Kind::momentum) + room(Kind::variance);
   }
   return bytes;
@@ -191,7 +268,7 @@ std::uint64_t SessionState::update_room(std::uint32_t set) const {
 std::uint64_t SessionState::largest_update_room() const {
   std::uint64_t largest = 0;
   for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
-    largest = std::max(largest, set_infos_[set].elements > 0 ? update_room(set) : 0);
+    largest = std::max(largest, set_infos_[set].elements > 0 ? update_room(set_infos_[set]) : 0);
   }
   return largest;
 }

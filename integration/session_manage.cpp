@@ -13,7 +13,6 @@
 #include "integration/byte_copies.h"
 #include "integration/pinned_run.h"
 #include "integration/session_state.h"
-#include "memory/layout.h"
 
 namespace terrace {
 namespace {
@@ -79,7 +78,18 @@ void SessionState::manage(torch::nn::Module& module) {
     parameter.name = unique.add(item.key());
     found.push_back(std::move(parameter));
   }
-  manage_parameters(found);
+  if (!found.empty()) {
+    ModelNotesFile file(found);
+    const ModelNotes notes = file.load().value_or(ModelNotes());
+    manage_parameters(found, notes);
+    if (!config_.placement.gradients && memory_.has_nvme()) {  // otherwise nothing goes by them
+      unlearned_.push_back({.file = std::move(file),
+                            .notes = notes,
+                            .first_parameter = parameters_.size() - found.size(),
+                            .count = found.size()});
+    }
+  }
+  note_waste();
   manage_buffers(module, unique);
   check_room_to_work();
   memory_.pin_host();
@@ -95,11 +105,11 @@ std::set<std::uint32_t> SessionState::trained_sets() const {
   return sets;
 }
 
-void SessionState::manage_parameters(std::span<ManagedParameter> found) {
+void SessionState::manage_parameters(std::span<ManagedParameter> found, const ModelNotes& notes) {
   for (const ManagedParameter& parameter : found) {
     require_gradient_type(parameter);
   }
-  move_in_or_restore(found);
+  move_in_or_restore(found, notes);
   const std::size_t first = parameters_.size();
   for (ManagedParameter& parameter : found) {
     parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
@@ -119,7 +129,7 @@ void SessionState::watch(ManagedParameter& parameter) {
   }
 }
 
-void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
+void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const ModelNotes& notes) {
   const std::size_t first_set = set_infos_.size();
   std::vector<FormerPlace> former;
   for (const ManagedParameter& parameter : found) {
@@ -129,7 +139,7 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found) {
          .was_constructed = ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0});
   }
   try {
-    move_in(found);
+    move_in(found, notes);
   } catch (...) {
     set_infos_.resize(chunk_sets_.size());
     for (auto set = static_cast<std::uint32_t>(first_set); set < set_infos_.size(); ++set) {
@@ -169,38 +179,21 @@ bool SessionState::move_out(const ManagedParameter& parameter, const FormerPlace
   }
 }
 
-void SessionState::move_in(std::span<ManagedParameter> found) {
-  // A group for each type, with and without gradients.
-  std::vector<LayoutRun> runs;
+void SessionState::move_in(std::span<ManagedParameter> found, const ModelNotes& notes) {
   RestingRoom to_be_freed{};
   std::uint64_t largest_tensor = 0;
   for (const ManagedParameter& parameter : found) {
     const at::Tensor& tensor = parameter.tensor;
     const auto still = spillable_.hold(storage_of(tensor));
-    runs.push_back({.elements = parameter.elements,
-                    .element_bytes = static_cast<std::uint32_t>(tensor.element_size()),
-                    .group = static_cast<std::uint32_t>(tensor.scalar_type()) * 2 + (tensor.requires_grad() ? 1 : 0)});
     to_be_freed[index_of(Tier::host)] += bytes_on_host(tensor);
     if (ManagedStorage::of(tensor) != nullptr) {
       to_be_freed[index_of(Tier::nvme)] += memory_.stream().room_bytes(tensor.nbytes())[index_of(Tier::nvme)];
     }
     largest_tensor = std::max<std::uint64_t>(largest_tensor, tensor.nbytes());
   }
-  const Layout layout = Layout::plan(runs, memory_.chunk_bytes());
   const auto first_set = static_cast<std::uint32_t>(set_infos_.size());
-  for (const LayoutChunk& chunk : layout.chunks) {
-    set_infos_.push_back({.type = static_cast<at::ScalarType>(chunk.group / 2),
-                          .elements = chunk.elements,
-                          .trainable = chunk.group % 2 == 1});
-  }
+  const std::vector<std::vector<ManagedParameter*>> members = lay_out(found, notes);
   const auto end_set = static_cast<std::uint32_t>(set_infos_.size());
-  std::vector<std::vector<ManagedParameter*>> members(layout.chunks.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    found[i].chunk_set = first_set + layout.places[i].chunk;
-    found[i].element_offset = layout.places[i].element_offset;
-    members[layout.places[i].chunk].push_back(&found[i]);
-    ++set_infos_[found[i].chunk_set].parameters;
-  }
 
   std::vector<ChunkRequest> parameter_chunks;
   std::vector<ChunkRequest> gradient_chunks;
@@ -250,7 +243,7 @@ void SessionState::require_room_to_move_in(std::span<const ChunkRequest> request
   }
 }
 
-void SessionState::fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members) {
+void SessionState::fill_chunk(std::uint32_t set, std::span<ManagedParameter* const> members) {
   const std::array accesses{ChunkAccess{chunk_sets_[set].parameter, Tier::host, Access::write}};
   const Pin pin = memory_.stream().acquire(accesses);
   for (ManagedParameter* parameter : members) {

@@ -56,12 +56,13 @@ void SessionState::take_in_replaced() {
   for (auto first = anew.begin(); first != anew.end();) {
     std::uint64_t bytes = 0;
     auto end = first;
-    while (end != anew.end() && (end == first || bytes < memory_.chunk_bytes())) {
+    while (end != anew.end() && (end == first || bytes < chunk_bytes_)) {
       bytes += (*end++)->tensor.nbytes();
     }
     manage_anew({first, end});
     first = end;
   }
+  note_waste();
 }
 
 void SessionState::refill(ManagedParameter& parameter) {
@@ -92,7 +93,7 @@ void SessionState::manage_anew(std::span<ManagedParameter*> parameters) {
     copy.tensor = parameter->tensor;
     copy.elements = static_cast<std::uint64_t>(parameter->tensor.numel());
   }
-  move_in_or_restore(copies);
+  move_in_or_restore(copies, {});
   // All of them have their new runs before anything else may fail.
   for (std::size_t i = 0; i < copies.size(); ++i) {
     ManagedParameter& parameter = *parameters[i];

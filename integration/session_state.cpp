@@ -67,7 +67,8 @@ SessionState::SessionState(const Config& config)
           memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); },
           [this] { gradients_->notice_dead_storages(); }),
       updates_(std::make_unique<UpdateQueue>(memory_.stream(), updates_run_in_background(), update_thread_count())),
-      gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)) {
+      gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)),
+      chunk_bytes_(memory_.chunk_bytes()) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
   settle_vector_functions();
@@ -151,7 +152,7 @@ void SessionState::require_gradient_type(const ManagedParameter& parameter) cons
   }
 }
 
-void SessionState::end_step() {
+void SessionState::end_step(bool reads_gradients_again) {
   std::exception_ptr refusal;
   if (config_.optimizer.update == "immediate") {
     try {
@@ -166,6 +167,7 @@ void SessionState::end_step() {
     planner_->end_step();
   }
   memory_.hold_host();
+  learn_of_models(reads_gradients_again);
   if (refusal) {
     std::rethrow_exception(refusal);
   }

@@ -39,12 +39,14 @@
 #include "integration/interceptor.h"
 #include "integration/managed_buffer.h"
 #include "integration/managed_parameter.h"
+#include "integration/model_notes.h"
 #include "integration/offloaded_activations.h"
 #include "integration/open_storages.h"
 #include "integration/program_memory.h"
 #include "integration/session_memory.h"
 #include "integration/spillable_storages.h"
 #include "integration/unique_names.h"
+#include "memory/layout.h"
 #include "memory/placement.h"
 #include "optimizer/update_queue.h"
 
@@ -96,14 +98,17 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Throws the error at which a load left a part of the session as it was.
   void require_whole() const;
 
-  /// Finishes the update that was submitted, where the configuration says so, and ends the step.
-  void end_step();
+  /// Finishes the update that was submitted, where the configuration says so, and ends the step. Whether its gradients
+  /// are read besides what updates read of them is learned for the next run.
+  void end_step(bool reads_gradients_again);
   /// Throws LogicError, naming it, if a parameter or gradient in these sets of chunks is gathered at the moment.
   void require_not_gathered(const std::string& what, const std::set<std::uint32_t>& sets) const;
 
   /// Throws LogicError if anything is gathered at the moment.
   void require_nothing_gathered(const std::string& what);
 
+  /// What is used and was moved, and of which size the chunks are. Any thread.
+  MemoryUsage memory_usage() const;
   std::exception_ptr last_error() const;
   std::optional<ActivationReport> activation_report() const {
     return planner_ != nullptr ? planner_->report() : std::nullopt;
@@ -124,7 +129,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
     at::ScalarType type = at::kFloat;
     std::uint64_t elements = 0;
     bool trainable = false;
-    std::size_t parameters = 0;  ///< that lie in it; without any its chunks are removed
+    bool gradients_read_once = false;  ///< as ModelNotes has it
+    std::size_t parameters = 0;        ///< that lie in it; without any its chunks are removed
   };
 
   /// Throws LogicError if the storage belongs to a session that has ended.
@@ -133,14 +139,14 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void notice_pass(std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs);
   /// The sets of chunks that have gradients.
   std::set<std::uint32_t> trained_sets() const;
-  void manage_parameters(std::span<ManagedParameter> found);
+  void manage_parameters(std::span<ManagedParameter> found, const ModelNotes& notes);
   /// Throws ConfigError, naming the parameter, if the program has asked LibTorch for gradients of another type than the
   /// session sums up.
   void require_gradient_type(const ManagedParameter& parameter) const;
   /// Has the parameter's gradients come under management, and the one that it has.
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
-  void move_in_or_restore(std::span<ManagedParameter> found);
+  void move_in_or_restore(std::span<ManagedParameter> found, const ModelNotes& notes);
   /// Where a tensor's bytes were before it came under management.
   struct FormerPlace {
     c10::Device device;
@@ -149,7 +155,24 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// False where that fails; then the parameter stays where it is until the session ends.
   bool move_out(const ManagedParameter& parameter, const FormerPlace& former) noexcept;
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
-  void move_in(std::span<ManagedParameter> found);
+  void move_in(std::span<ManagedParameter> found, const ModelNotes& notes);
+  /// Gives each its run of a new set of chunks; which of them lie in each of the sets.
+  std::vector<std::vector<ManagedParameter*>> lay_out(std::span<ManagedParameter> found, const ModelNotes& notes);
+  /// What AdamW keeps of such runs takes so much, on the host and where the program computes.
+  std::uint64_t room_of(const LayoutChunk& chunk) const;
+  /// The parameters of one call of `manage`, of which nothing has been learned yet in this run.
+  struct Unlearned {
+    ModelNotesFile file;
+    ModelNotes notes;  ///< that they are placed by
+    std::size_t first_parameter;
+    std::size_t count;
+  };
+  /// Of a model that has been trained: keeps for the next run what would have it do otherwise.
+  void learn_of_models(bool reads_gradients_again) noexcept;
+  /// Nothing while the model has not been trained.
+  std::optional<ModelNotes> learn_of(const Unlearned& model, bool reads_gradients_again) const;
+  /// Works out what `memory_usage` tells of the chunks.
+  void note_waste();
   void manage_buffers(torch::nn::Module& module, UniqueNames& names);
   /// Moves the buffer's bytes to where the session counts them, if they are not there.
   void take_in(const at::Tensor& buffer);
@@ -168,7 +191,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Copies the tensor's bytes to the parameter's run, of whose chunk alone `pin` holds the host's copy, and attaches
   /// its storage to it.
   void attach_run(ManagedParameter& parameter, const Pin& pin);
-  void fill_chunk(std::uint32_t set, std::span<ManagedParameter*> members);
+  void fill_chunk(std::uint32_t set, std::span<ManagedParameter* const> members);
   /// Registers one chunk a request, at homes chosen by `shares`.
   struct ChunkRequest {
     std::uint32_t set;
@@ -177,6 +200,16 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// `to_be_freed`: what will have been given up by then.
   std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests,
                                      const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
+  /// Bytes of each tier that no further chunk may rest in.
+  RestingRoom not_for_resting(const RestingRoom& to_be_freed) const;
+  /// Where states lack room on the host, has gradients that are read once rest on NVMe by default; those that hold
+  /// something stay. Returns of which sets.
+  std::vector<std::uint32_t> make_way_for(std::span<const ChunkRequest> states);
+  /// They hold nothing. Throws OutOfMemory or IoError, and then they rest where they did.
+  void move_gradients(std::uint32_t set, Tier home);
+  /// All of them, or where that throws none.
+  void add_optimizer_chunks(std::span<const ChunkRequest> requests);
+  std::optional<ChunkId>& state_chunk(const ChunkRequest& request);
   /// Throws OutOfMemory, with the setting that all of them need together, before any is registered.
   void require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
                             const RestingRoom& to_be_freed) const;
@@ -187,9 +220,10 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// The nvme.memory with which extents take so many bytes: the files have headers besides.
   std::uint64_t nvme_setting_for(std::uint64_t bytes) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
-  std::uint64_t bytes_of(const ChunkRequest& request) const;
+  std::uint64_t bytes_of(const SetInfo& info, Kind kind) const;
+  std::uint64_t bytes_of(const ChunkRequest& request) const { return bytes_of(set_infos_[request.set], request.kind); }
   /// What the host must hold at once to update a set of chunks.
-  std::uint64_t update_room(std::uint32_t set) const;
+  std::uint64_t update_room(const SetInfo& info) const;
   std::uint64_t largest_update_room() const;
   /// What rests on the host, and is updated there, has its room from whatever else could lie there.
   void keep_host_for_chunks();
@@ -235,7 +269,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::vector<std::weak_ptr<OpenStorages>> gathered_;
   std::vector<ChunkSet> chunk_sets_;
   std::vector<SetInfo> set_infos_;
+  std::atomic<std::uint64_t> chunk_bytes_;
   RestingRoom rested_{};  ///< bytes that rest on each tier
+  std::atomic<std::uint64_t> chunk_room_bytes_{0};
+  std::atomic<std::uint64_t> chunk_wasted_bytes_{0};
+  std::vector<Unlearned> unlearned_;
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
   /// Where a load left a part of the session as it was. Set while no op runs.

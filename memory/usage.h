@@ -42,6 +42,9 @@ class MemoryUsage {
   std::uint64_t needed(Tier tier) const { return tiers[index_of(tier)].needed; }
   /// Of a chunk of parameters (placement.chunk); larger parameters have chunks of their own size.
   std::uint64_t chunk_bytes = 0;
+  std::uint64_t block_bytes = 0;         ///< of what a chunk takes whole ones on host and NVMe (io.block)
+  std::uint64_t chunk_room_bytes = 0;    ///< what chunks of parameters, gradients and states take where they rest
+  std::uint64_t chunk_wasted_bytes = 0;  ///< of that, what holds nothing: it ends a whole block, or an aligned run
 
   /// Bytes that have crossed a link since the session began.
   std::uint64_t moved(Link link, Kind kind) const { return bytes_moved[index_of(link)][index_of(kind)]; }

@@ -57,6 +57,8 @@ struct UpdateJob {
   NonFinite non_finite = NonFinite::pass;
   std::int64_t step = 0;                   ///< of the optimizer, from 1 on
   std::shared_ptr<GradientReport> report;  ///< what learns of the norms, where they are found; may be null
+
+  bool needs_norm() const noexcept { return max_gradient_norm > 0 || non_finite != NonFinite::pass; }
 };
 
 class QueuedUpdate {
@@ -70,7 +72,7 @@ class QueuedUpdate {
   /// What the update of a set uses on the host.
   const std::vector<ChunkAccess>& accesses(std::size_t item) const { return items_[item].accesses; }
   /// Whether updates have to wait for `find_norm`.
-  bool needs_norm() const noexcept { return job_.max_gradient_norm > 0 || job_.non_finite != NonFinite::pass; }
+  bool needs_norm() const noexcept { return job_.needs_norm(); }
 
   /// Reads all gradients, and decides whether the job is skipped. Throws what AccessStream::acquire throws.
   /// `origin`: whether the thread is one of the program's.

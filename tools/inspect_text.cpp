@@ -99,7 +99,7 @@ Rows tier_rows(const Inspection& found) {
     section.add(std::string(name_of(tier.tier)),
                 (tier.budget_bytes == 0 ? "none" : format_bytes(tier.budget_bytes)) + " (" + tier.reason + ")");
   }
-  section.add("chunks", format_bytes(found.plan.chunk_bytes) + " of parameters each, at most " +
+  section.add("chunks", "up to " + format_bytes(found.plan.chunk_bytes) + " of parameters each, at most " +
                             format_bytes(found.plan.device_chunk_limit) + " of chunks on the device");
   section.add("granules", format_bytes(found.plan.granule_bytes) + " on host and NVMe, " +
                               format_bytes(found.plan.staging_bytes()) + " of them staging");

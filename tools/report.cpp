@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "offload/host_arena.h"
 #include "tools/formatted.h"
 #include "tools/machine.h"
 #include "tools/text_table.h"
@@ -73,10 +74,20 @@ std::string needed_text(const Report& report) {
     return std::string(name_of(tier)) + ".memory = \"" + exactly + "\"" +
            (roughly == exactly ? "" : " (" + roughly + ")");
   };
+  // A chunk of that size, where it is given, may have blocks of another by default.
+  const bool names_block = usage.block_bytes != 0 && HostArena::choose_granule(usage.chunk_bytes) != usage.block_bytes;
+  const std::string block = names_block ? " and io.block = \"" + format_bytes_exactly(usage.block_bytes) + "\"" : "";
   return "this run needs " + setting(Tier::device) +
          (report.device_is_emulated ? ", not a byte less, with placement.chunk = \""
                                     : " or less, with placement.chunk = \"") +
-         format_bytes_exactly(usage.chunk_bytes) + "\"; " + setting(Tier::host) + " is enough\n";
+         format_bytes_exactly(usage.chunk_bytes) + "\"" + block + "; " + setting(Tier::host) + " is enough\n";
+}
+
+std::string waste_text(const MemoryUsage& usage) {
+  if (usage.chunk_room_bytes == 0) return "";
+  const double share = static_cast<double>(usage.chunk_wasted_bytes) / static_cast<double>(usage.chunk_room_bytes);
+  return "chunks take " + format_bytes(usage.chunk_room_bytes) + " where they rest; " +
+         format_bytes(usage.chunk_wasted_bytes) + formatted(" of it (%.1f%%) holds nothing\n", 100 * share);
 }
 
 std::string moved_table(const Report& report, Looks looks) {
@@ -170,7 +181,10 @@ std::string to_text(const Report& report, Looks looks) {
   }
   if (report.sample) text.append("\n--- sample ---\n").append(printable(*report.sample)).append("\n--------------\n");
   if (report.managed) {
-    text.append("\n").append(memory_table(report.usage, looks)).append(needed_text(report));
+    text.append("\n")
+        .append(memory_table(report.usage, looks))
+        .append(needed_text(report))
+        .append(waste_text(report.usage));
     text.append("\n").append(moved_table(report, looks));
   }
   if (report.account) text.append("\n").append(account_text(*report.account, looks));
@@ -198,6 +212,8 @@ std::string to_json(const Report& report) {
   }
   run["loss"] = report.loss;
   run["chunk_bytes"] = report.usage.chunk_bytes;
+  run["chunk_room_bytes"] = report.usage.chunk_room_bytes;
+  run["chunk_wasted_bytes"] = report.usage.chunk_wasted_bytes;
   if (report.held_out) {
     run["held_out"] = {{"loss", report.held_out->loss},
                        {"byte_entropy", report.held_out->byte_entropy},

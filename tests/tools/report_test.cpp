@@ -61,6 +61,10 @@ TEST(Report, says_what_budgets_would_have_done) {
   EXPECT_THAT(to_text(report),
               HasSubstr("this run needs device.memory = \"39846464B\" (38.00MiB), not a byte less, with "
                         "placement.chunk = \"4MiB\"; host.memory = \"178MiB\" is enough\n"));
+  report.usage.block_bytes = 128 << 10;
+  EXPECT_THAT(to_text(report), HasSubstr("placement.chunk = \"4MiB\"; host.memory"));
+  report.usage.block_bytes = 256 << 10;
+  EXPECT_THAT(to_text(report), HasSubstr("placement.chunk = \"4MiB\" and io.block = \"256KiB\"; host.memory"));
   report.device_is_emulated = false;
   EXPECT_THAT(to_text(report), HasSubstr("(38.00MiB) or less, with placement.chunk"));
   const auto run = nlohmann::json::parse(to_json(report))["cases"][0];
@@ -69,6 +73,17 @@ TEST(Report, says_what_budgets_would_have_done) {
   EXPECT_EQ(run["tiers"]["host"]["needed_bytes"], 178 << 20);
   report.tokens = 0;
   EXPECT_THAT(to_text(report), Not(HasSubstr("this run needs"))) << "no step has told";
+}
+
+TEST(Report, says_what_of_the_chunks_holds_nothing) {
+  Report report = stalled();
+  EXPECT_THAT(to_text(report), Not(HasSubstr("holds nothing")));
+  report.usage.chunk_room_bytes = 400 << 20;
+  report.usage.chunk_wasted_bytes = 2 << 20;
+  EXPECT_THAT(to_text(report), HasSubstr("\nchunks take 400MiB where they rest; 2MiB of it (0.5%) holds nothing\n"));
+  const auto run = nlohmann::json::parse(to_json(report))["cases"][0];
+  EXPECT_EQ(run["chunk_room_bytes"], 400 << 20);
+  EXPECT_EQ(run["chunk_wasted_bytes"], 2 << 20);
 }
 
 TEST(Report, says_how_long_building_took_and_what_the_process_held) {

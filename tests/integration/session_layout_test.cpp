@@ -1,0 +1,255 @@
+// How a session lays parameters out: in chunks of the size that wastes least, and by the order of use once that is
+// known.
+
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "tests/base/environment_variable.h"
+#include "tests/integration/session_world.h"
+
+namespace terrace::testing {
+namespace {
+
+constexpr int layer_count = 18;
+constexpr std::int64_t narrow = 32;  // three layers fill a chunk
+
+struct Layers : torch::nn::Module {
+  Layers() {
+    for (int i = 0; i < layer_count; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(narrow, narrow)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = torch::tanh(layer(x));
+    return x.pow(2).mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+/// Nothing of other runs, and what these keep.
+class PlacementByDefault : public ::testing::Test {
+ protected:
+  struct Run {
+    Tensors results;
+    MemoryUsage usage;
+  };
+
+  /// Three steps of a new program, in a session if there is a configuration.
+  static Run run(const Config* config, int backwards = 1, double max_norm = 0) {
+    SessionWorld world(config);
+    auto model = world.build<Layers>();
+    const auto optimizer = world.adamw(*model);
+    optimizer->max_gradient_norm(max_norm);
+    Run made;
+    for (int i = 0; i < 3; ++i) {
+      for (int backward = 0; backward < backwards; ++backward) {
+        const at::Tensor loss = model->forward(torch::randn({8, narrow}));
+        loss.backward();
+        made.results.push_back(loss.detach().clone());
+      }
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+    if (world.session) {
+      world.session->synchronize();
+      made.usage = world.session->memory_usage();
+      world.session->for_each_parameter(
+          [&](const std::string&, at::Tensor& parameter) { made.results.push_back(parameter.detach().clone()); },
+          Access::read);
+    } else {
+      add_copies(*model, made.results);
+    }
+    return made;
+  }
+
+  static void expect_same(const Tensors& actual, const Tensors& expected) {
+    ASSERT_EQ(actual.size(), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
+  }
+
+  std::size_t kept_notes() const {
+    const std::filesystem::path folder = cache_.path() / "terrace" / "models";
+    if (!std::filesystem::exists(folder)) return 0;
+    const std::filesystem::directory_iterator files(folder);
+    return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+  }
+
+  /// Parameters and two moments have room on the host, and of gradients a few chunks.
+  Config two_thirds_on_the_host() const {
+    constexpr std::uint64_t kind_bytes = layer_count / 3 * chunk_bytes;
+    Config config = tight_on_nvme(drive_);
+    config.placement.parameters = config.placement.gradients = config.placement.optimizer = std::nullopt;
+    config.host.memory = 3 * kind_bytes + 6 * chunk_bytes;
+    return config;
+  }
+
+  static bool rests_on_nvme(const Run& made, Kind kind) { return made.usage.now(Tier::nvme, kind) > 0; }
+
+  TemporaryFolder drive_;
+  TemporaryFolder cache_;
+  EnvironmentVariable variable_{"XDG_CACHE_HOME", cache_.path().c_str()};
+};
+
+TEST_F(PlacementByDefault, gradients_that_are_read_once_rest_on_nvme_before_the_moments_do_from_the_next_run_on) {
+  const Config config = two_thirds_on_the_host();
+  const Run plain = run(nullptr);
+  const Run first = run(&config);
+  expect_same(first.results, plain.results);
+  EXPECT_FALSE(rests_on_nvme(first, Kind::gradient)) << "nothing is known of it yet";
+  EXPECT_TRUE(rests_on_nvme(first, Kind::momentum) || rests_on_nvme(first, Kind::variance));
+  EXPECT_EQ(kept_notes(), 1u);
+  const Run second = run(&config);
+  expect_same(second.results, plain.results);
+  EXPECT_TRUE(rests_on_nvme(second, Kind::gradient));
+  EXPECT_FALSE(rests_on_nvme(second, Kind::momentum) || rests_on_nvme(second, Kind::variance));
+  EXPECT_FALSE(rests_on_nvme(second, Kind::parameter));
+}
+
+TEST_F(PlacementByDefault, gradients_that_are_added_to_or_read_for_their_norm_stay_on_the_host) {
+  const Config config = two_thirds_on_the_host();
+  for (const auto& [backwards, max_norm] : {std::pair{2, 0.0}, std::pair{1, 0.5}}) {
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_FALSE(rests_on_nvme(run(&config, backwards, max_norm), Kind::gradient)) << backwards << " backwards";
+    }
+  }
+  run(&config);     // learns that they are read once
+  run(&config, 2);  // and that they are not
+  EXPECT_FALSE(rests_on_nvme(run(&config, 2), Kind::gradient));
+}
+
+TEST_F(PlacementByDefault, gradients_make_no_way_for_moments_that_fit_or_that_there_are_not) {
+  Config config = two_thirds_on_the_host();
+  run(&config);
+  config.host.memory = 4 << 20;
+  EXPECT_FALSE(rests_on_nvme(run(&config), Kind::gradient));
+  config = two_thirds_on_the_host();
+  SessionWorld world(&config);
+  auto model = world.build<Layers>();
+  torch::optim::SGDOptions options(1e-2);
+  const SGD optimizer(*world.session, options.momentum(0.9));  // one moment
+  EXPECT_EQ(world.session->memory_usage().now(Tier::nvme, Kind::gradient), 0u);
+}
+
+TEST_F(PlacementByDefault, gradients_that_hold_something_stay_where_they_are) {
+  const Config config = two_thirds_on_the_host();
+  run(&config);
+  SessionWorld world(&config);
+  auto model = world.build<Layers>();
+  model->forward(torch::randn({8, narrow})).backward();
+  const auto optimizer = world.adamw(*model);
+  EXPECT_EQ(world.session->memory_usage().now(Tier::nvme, Kind::gradient), 0u);
+  optimizer->step();
+}
+
+/// Two layers have large chunks, and with all others together less room than one of those takes.
+struct LargeAndSmall : torch::nn::Module {
+  LargeAndSmall() {
+    table = register_parameter("table", torch::randn({width, width}));
+    for (const std::int64_t hidden : {4096, 32, 48, 64}) {
+      const std::string name = std::to_string(hidden);
+      layers.push_back(register_module("up" + name, torch::nn::Linear(width, hidden)));
+      layers.push_back(register_module("down" + name, torch::nn::Linear(hidden, width)));
+    }
+    layers.push_back(register_module("head", torch::nn::Linear(width, width)));
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    at::Tensor x = torch::matmul(input, table);
+    for (auto& layer : layers) x = torch::tanh(layer(x));
+    return x.pow(2).mean();
+  }
+  at::Tensor table;
+  std::vector<torch::nn::Linear> layers;
+};
+
+TEST_F(PlacementByDefault, gradients_go_back_where_states_do_not_fit_beside_them) {
+  // With NVMe full to the last chunk, small gradients there take the room of a large state.
+  int fits = 0;
+  for (const std::uint64_t host_kib : {4700, 4796, 4892, 4988}) {
+    for (const std::uint64_t nvme_kib : {7700, 7750, 7800, 7850, 7900}) {
+      std::filesystem::remove_all(cache_.path() / "terrace");
+      Config config = two_thirds_on_the_host();
+      config.device.memory = 2600 << 10;
+      config.device.chunks.reset();
+      config.placement.chunk = 32 << 10;
+      config.io.block = 16 << 10;
+      config.host.memory = host_kib << 10;
+      config.nvme.memory = nvme_kib << 10;
+      const auto trains = [&] {
+        Session session(config);
+        try {
+          auto model = session.construct([] { return std::make_shared<LargeAndSmall>(); });
+          session.manage(*model);
+          AdamW optimizer(session, AdamW::Options(1e-2));
+          model->forward(torch::randn({2, width})).backward();
+          optimizer.step();
+          session.synchronize();
+          return true;
+        } catch (const OutOfMemory&) {
+          return false;
+        }
+      };
+      const bool usually = trains();
+      fits += usually ? 1 : 0;
+      EXPECT_EQ(trains(), usually) << host_kib << " KiB of host, " << nvme_kib << " of NVMe";
+    }
+  }
+  EXPECT_GT(fits, 0);
+}
+
+TEST(ChunkSize, is_searched_for_least_waste_unless_it_is_given) {
+  // In chunks of 256 KiB seven of these weights take 252 KiB; with fewer in each, no block is begun in vain.
+  struct Wide : torch::nn::Module {
+    Wide() {
+      for (int i = 0; i < 40; ++i) {
+        layers.push_back(register_module("layer" + std::to_string(i),
+                                         torch::nn::Linear(torch::nn::LinearOptions(96, 96).bias(false))));
+      }
+    }
+    std::vector<torch::nn::Linear> layers;
+  };
+  const auto usage = [](const Config& config) {
+    Session session(config);
+    auto model = session.construct([] { return std::make_shared<Wide>(); });
+    session.manage(*model);
+    return session.memory_usage();
+  };
+  Config config = tight();
+  config.device.chunks.reset();
+  config.host.memory = 12 << 20;
+  config.placement.chunk = 256 << 10;
+  const MemoryUsage given = usage(config);
+  EXPECT_EQ(given.chunk_bytes, 256u << 10);
+  config.placement.chunk.reset();
+  const MemoryUsage found = usage(config);
+  EXPECT_LT(found.chunk_bytes, given.chunk_bytes);
+  EXPECT_LT(found.chunk_wasted_bytes, given.chunk_wasted_bytes);
+  config.placement.chunk = found.chunk_bytes;
+  config.io.block = found.block_bytes;
+  const MemoryUsage again = usage(config);
+  EXPECT_EQ(again.chunk_bytes, found.chunk_bytes);
+  EXPECT_EQ(again.chunk_room_bytes, found.chunk_room_bytes);
+  EXPECT_EQ(again.chunk_wasted_bytes, found.chunk_wasted_bytes);
+}
+
+TEST(ChunkSize, what_chunks_take_beyond_what_they_hold_is_told) {
+  Config config = tight();
+  Session session(config);
+  auto model = session.construct([] { return std::make_shared<Mlp>(); });
+  session.manage(*model);
+  std::uint64_t bytes = 0;
+  for (const at::Tensor& parameter : model->parameters()) bytes += parameter.nbytes();
+  const MemoryUsage before = session.memory_usage();
+  EXPECT_EQ(before.chunk_room_bytes - before.chunk_wasted_bytes, 2 * bytes) << "parameters and gradients";
+  const AdamW optimizer(session, AdamW::Options(1e-3));
+  const MemoryUsage after = session.memory_usage();
+  EXPECT_EQ(after.chunk_room_bytes - after.chunk_wasted_bytes, 4 * bytes) << "and two moments";
+}
+
+}  // namespace
+}  // namespace terrace::testing
