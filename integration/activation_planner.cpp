@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <set>
@@ -268,7 +269,9 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   const double seconds_of_none = play(seen.pass, none).seconds;
   const double waited = (seen.forward_seconds + seen.backward_seconds - seen.computed_seconds) * passes;
   Recomputed plan = none;
-  if (left_bytes > 0 && waited > worth_it) {
+  // Where the room seen does not hold a block, as what it saved left while it ran, nothing is known of what does.
+  const bool is_known = std::isfinite(seconds_of_none);
+  if (left_bytes > 0 && waited > worth_it && is_known) {
     plan = plan_recompute(seen.pass);
     if ((seconds_of_none - play(seen.pass, plan).seconds) * passes <= worth_it) {
       plan = none;
@@ -286,8 +289,8 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   }
   report.seconds_before = fastest_seconds_;
   report.bytes_before = left_bytes;
-  report.predicted_seconds = fastest_seconds_ - (seconds_of_none - played.seconds) * passes;
-  report.predicted_bytes = played.all_leaving_bytes() * seen.passes;
+  report.predicted_seconds = fastest_seconds_ - (is_known ? seconds_of_none - played.seconds : 0) * passes;
+  report.predicted_bytes = is_known ? played.all_leaving_bytes() * seen.passes : left_bytes;
   log(LogLevel::info, "activations: " + in_words(report));
   report_ = std::move(report);
   if (plan != none) {

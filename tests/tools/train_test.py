@@ -219,6 +219,12 @@ class SmallBudgets(TrainTest):
                 self.assertEqual(metrics.read_text(encoding="utf-8"), "")
             metrics.unlink()
 
+    def test_the_smallest_device_stays_enough_when_blocks_have_been_planned(self):
+        run = ["--set", "train.steps=12", "--set", "train.accumulate=1", "--set", "model.sequence=64",
+               "--set", "host.memory=24MiB", "--set", "placement.chunk=256KiB", "--set", "placement.activations=auto"]
+        needed = self.needed(*run, "--set", "device.memory=4MiB", "--set", "device.chunks=4MiB")
+        self.succeeds(*run, "--set", f"device.memory={needed}B", "--set", f"device.chunks={needed}B")
+
     def follow_hints(self, key, memory, *settings):
         """Runs with what the hint says until it is enough. Returns how often it was not."""
         for refusals in range(20):
