@@ -1,6 +1,5 @@
 #include "integration/model_notes.h"
 
-#include <cstdio>
 #include <fstream>
 #include <istream>
 #include <stdexcept>
@@ -10,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "integration/checkpoint_checksum.h"
 #include "integration/user_cache.h"
-#include "offload/checksum.h"
 
 namespace terrace {
 namespace {
@@ -29,10 +28,7 @@ std::string key_of(std::span<const ManagedParameter> model) {
     for (const std::int64_t size : parameter.tensor.sizes()) text += ' ' + std::to_string(size);
     text += '\n';
   }
-  char key[17];
-  std::snprintf(key, sizeof key, "%016llx",
-                static_cast<unsigned long long>(checksum_of(std::as_bytes(std::span(text)))));
-  return key;
+  return to_hex(checksum_of(text));
 }
 
 /// Throws std::exception where they are none.

@@ -1,9 +1,8 @@
 // How parameters are laid out in chunks: of which size those are, in which order, and what is lost between them.
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
 
-#include "base/log.h"
 #include "integration/session_state.h"
 
 namespace terrace {
@@ -58,49 +57,20 @@ std::vector<std::vector<ManagedParameter*>> SessionState::lay_out(std::span<Mana
   return members;
 }
 
-std::optional<ModelNotes> SessionState::learn_of(const Unlearned& model, bool reads_gradients_again) const {
-  const auto first = parameters_.begin() + static_cast<std::ptrdiff_t>(model.first_parameter);
-  std::uint64_t accumulations = 0;
-  std::for_each_n(first, model.count, [&](const ManagedParameter& parameter) {
-    accumulations = std::max(accumulations, parameter.accumulations);
-  });
-  if (accumulations == 0) return std::nullopt;
-  return ModelNotes{.gradients_read_once = accumulations == 1 && !reads_gradients_again};
-}
-
-void SessionState::learn_of_models(bool reads_gradients_again) noexcept {
-  try {
-    const auto held = lock();
-    std::erase_if(unlearned_, [&](const Unlearned& model) {
-      const std::optional<ModelNotes> learned = learn_of(model, reads_gradients_again);
-      if (learned && *learned != model.notes) model.file.save(*learned);
-      return learned.has_value();
-    });
-  } catch (const std::exception& error) {
-    log(LogLevel::warning, std::string("nothing was learned of a model: ") + error.what());
-  }
-}
-
 void SessionState::note_waste() {
-  std::vector<std::uint64_t> used(set_infos_.size(), 0);  // elements
-  for (const ManagedParameter& parameter : parameters_) used[parameter.chunk_set] += parameter.elements;
-  std::uint64_t room = 0;
   std::uint64_t held = 0;
-  memory_.stream().inspect([&](const Policy& policy) {
-    for (std::size_t set = 0; set < chunk_sets_.size(); ++set) {
-      if (set_infos_[set].parameters == 0) continue;
-      const ChunkSet& chunks = chunk_sets_[set];
-      for (const auto& id :
-           {std::optional(chunks.parameter), chunks.gradient, chunks.master, chunks.momentum, chunks.variance}) {
-        if (!id) continue;
-        const ChunkInfo& info = policy.chunk(*id).info();
-        room += info.room_bytes[index_of(info.home)];
-        held += used[set] * (info.bytes / set_infos_[set].elements);
-      }
+  for (const ManagedParameter& parameter : parameters_) {
+    const ChunkSet& chunks = chunk_sets_[parameter.chunk_set];
+    const SetInfo run{.type = set_infos_[parameter.chunk_set].type, .elements = parameter.elements};
+    held += bytes_of(run, Kind::parameter);
+    for (const auto& [kind, chunk] :
+         {std::pair{Kind::gradient, chunks.gradient}, std::pair{Kind::master, chunks.master},
+          std::pair{Kind::momentum, chunks.momentum}, std::pair{Kind::variance, chunks.variance}}) {
+      held += chunk ? bytes_of(run, kind) : 0;
     }
-  });
-  chunk_room_bytes_ = room;
-  chunk_wasted_bytes_ = room - held;
+  }
+  chunk_room_bytes_ = std::accumulate(rested_.begin(), rested_.end(), std::uint64_t{0});
+  chunk_wasted_bytes_ = chunk_room_bytes_ - held;
 }
 
 MemoryUsage SessionState::memory_usage() const {

@@ -79,10 +79,12 @@ void SessionState::manage(torch::nn::Module& module) {
     found.push_back(std::move(parameter));
   }
   if (!found.empty()) {
-    ModelNotesFile file(found);
-    const ModelNotes notes = file.load().value_or(ModelNotes());
-    manage_parameters(found, notes);
-    if (!config_.placement.gradients && memory_.has_nvme()) {  // otherwise nothing goes by them
+    if (!goes_by_notes()) {
+      manage_parameters(found, {});
+    } else {
+      ModelNotesFile file(found);
+      const ModelNotes notes = file.load().value_or(ModelNotes());
+      manage_parameters(found, notes);
       unlearned_.push_back({.file = std::move(file),
                             .notes = notes,
                             .first_parameter = parameters_.size() - found.size(),

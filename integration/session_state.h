@@ -200,6 +200,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// `to_be_freed`: what will have been given up by then.
   std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests,
                                      const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
+  /// Whether where gradients rest is chosen here, and there is a choice.
+  bool goes_by_notes() const { return !config_.placement.gradients && memory_.has_nvme(); }
   /// Bytes of each tier that no further chunk may rest in.
   RestingRoom not_for_resting(const RestingRoom& to_be_freed) const;
   /// Where states lack room on the host, has gradients that are read once rest on NVMe by default; those that hold
