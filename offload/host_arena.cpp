@@ -9,25 +9,12 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "offload/errno_text.h"
+#include "offload/huge_pages.h"
 
 namespace terrace {
 namespace {
 
 constexpr std::size_t kAlignmentBytes = 4096;
-
-/// So many bytes that begin with a huge page; null where the system refuses.
-std::byte* map_aligned(std::size_t bytes) {
-  constexpr std::size_t page = HostArena::huge_page_bytes;
-  void* const mapped =
-      ::mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  auto* const first = static_cast<std::byte*>(mapped);
-  const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(mapped) % page) % page;
-  const std::size_t end = (before + bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
-  if (before > 0) ::munmap(first, before);
-  if (end < bytes + page) ::munmap(first + end, bytes + page - end);
-  return first + before;
-}
 
 }  // namespace
 
@@ -45,7 +32,7 @@ HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
   for (std::uint64_t granule = 0; granule < granule_count; ++granule) untouched_.insert(granule);
   if (granule_count == 0) return;
 
-  region_ = map_aligned(capacity_bytes());
+  region_ = map_from_huge_page(capacity_bytes());
   if (region_ == nullptr) {
     throw OutOfMemory("host: mapping an arena of " + format_bytes(capacity_bytes()) + " failed: " + errno_text(errno),
                       "lower host.memory or raise the address space limit (ulimit -v)");

@@ -20,8 +20,6 @@ namespace terrace {
 /// LogicError. Thread-safe. The constructor throws OutOfMemory if the region cannot be mapped.
 class HostArena {
  public:
-  static constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
-
   /// `granule_bytes` is a multiple of 4096.
   HostArena(std::size_t granule_bytes, std::size_t granule_count);
   ~HostArena();

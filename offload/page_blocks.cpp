@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "base/fallback.h"
 #include "base/units.h"
+#include "offload/huge_pages.h"
 
 namespace terrace {
 namespace {
@@ -19,6 +18,24 @@ constexpr std::uint64_t page_bytes = 4096;
 [[noreturn]] void refuse(std::uint64_t bytes, const char* what) {
   throw OutOfMemory("device: " + std::string(what) + " " + format_bytes(bytes) + " failed: " + std::strerror(errno),
                     "lower device.memory or host.memory to what the machine has");
+}
+
+/// What holds nothing that anybody wants gets cleared pages, when they are touched.
+void renew(std::byte* memory, std::uint64_t bytes) noexcept {
+  mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  madvise(memory, bytes, MADV_HUGEPAGE);
+}
+
+/// The pages of `from` are those of `to` from now on, in place of its own; `from` stays mapped, with none. False where
+/// the system refuses: then there are cleared ones at `to`, and `from` is as it was.
+bool move_pages(std::byte* from, std::byte* to, std::uint64_t bytes) noexcept {
+  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) {
+    return true;
+  }
+  const int error = errno;
+  renew(to, bytes);
+  errno = error;
+  return false;
 }
 
 }  // namespace
@@ -77,44 +94,17 @@ PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
   if (capacity_ == 0) {
     return;
   }
-  struct rlimit limit {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < capacity_) {  // the system would end the process
-    throw OutOfMemory("device: setting aside " + format_bytes(capacity_) + " exceeds the limit on the size of files, " +
-                          format_bytes(limit.rlim_cur) + ", which holds for such memory too",
-                      "raise the limit (ulimit -f) or lower device.memory");
-  }
-  file_ = memfd_create("terrace-device", MFD_CLOEXEC);
-  if (file_ < 0 || ftruncate(file_, static_cast<off_t>(capacity_)) != 0) {
-    const int error = errno;
-    if (file_ >= 0) {
-      close(file_);
-    }
-    errno = error;
-    refuse(capacity_, "setting aside");
-  }
-  void* mapped = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
-  if (mapped == MAP_FAILED) {
-    const int error = errno;
-    close(file_);
-    errno = error;
+  base_ = map_from_huge_page(capacity_);
+  if (base_ == nullptr) {
     refuse(capacity_, "mapping");
   }
-  base_ = static_cast<std::byte*>(mapped);
-  madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them for such memory
-  try {
-    elsewhere_ = PlaceSet(capacity_ / page_bytes);
-    fresh_.add({0, capacity_});
-  } catch (...) {
-    munmap(base_, capacity_);
-    close(file_);
-    throw;
-  }
+  madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them
+  fresh_.add({0, capacity_});
 }
 
 PageBlocks::~PageBlocks() {
   if (base_ != nullptr) {
     munmap(base_, capacity_);
-    close(file_);
   }
 }
 
@@ -127,7 +117,6 @@ std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
   const std::lock_guard lock(mutex_);
   Extent whole{};
   if (kept_.take_whole(bytes, whole)) {
-    map_again(whole);
     return base_ + whole.offset;
   }
   if (kept_.bytes() + fresh_.bytes() < bytes) {
@@ -165,37 +154,14 @@ std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uin
   auto* const block = static_cast<std::byte*>(mapped);
   std::byte* at = block;
   for (const Extent& extent : extents) {
-    if (mmap(at, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE | MAP_NORESERVE, file_,
-             static_cast<off_t>(extent.offset)) == MAP_FAILED) {
-      const int error = errno;
-      munmap(block, bytes);
-      errno = error;
-      refuse(bytes, "mapping");
+    if (!move_pages(base_ + extent.offset, at, extent.bytes)) {
+      note_fallback("device: pages are cleared where scattered ones would be moved together", std::strerror(errno),
+                    LogLevel::debug);
+      madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);
     }
-    madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);  // a page counts as resident wherever it is mapped
-    set_elsewhere(extent, true);
     at += extent.bytes;
   }
   return block;
-}
-
-void PageBlocks::set_elsewhere(const Extent& extent, bool elsewhere) noexcept {
-  const std::uint64_t end = (extent.offset + extent.bytes) / page_bytes;
-  for (std::uint64_t page = extent.offset / page_bytes; page < end; ++page) {
-    elsewhere ? elsewhere_.insert(page) : elsewhere_.erase(page);
-  }
-}
-
-void PageBlocks::map_again(const Extent& extent) {
-  const std::uint64_t end = (extent.offset + extent.bytes) / page_bytes;
-  // Of those that are there already the system would look at each.
-  for (std::uint64_t page = elsewhere_.next(extent.offset / page_bytes, end); page < end;) {
-    const std::uint64_t end_of_run = elsewhere_.next_missing(page, end);
-    const Extent run{page * page_bytes, (end_of_run - page) * page_bytes};
-    madvise(base_ + run.offset, run.bytes, MADV_POPULATE_WRITE);  // else each faults
-    set_elsewhere(run, false);
-    page = elsewhere_.next(end_of_run, end);
-  }
 }
 
 void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {
@@ -206,10 +172,12 @@ void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {
     kept_.add({static_cast<std::uint64_t>(block - base_), bytes});
     return;
   }
-  munmap(block, bytes);
+  std::byte* at = block;
   for (const Extent& extent : found->second) {
-    kept_.add(extent);
+    (move_pages(at, base_ + extent.offset, extent.bytes) ? kept_ : fresh_).add(extent);
+    at += extent.bytes;
   }
+  munmap(block, bytes);
   scattered_.erase(found);
 }
 
@@ -222,9 +190,7 @@ void PageBlocks::trim(std::uint64_t limit) noexcept {
   const std::lock_guard lock(mutex_);
   while (mapped_now() > limit && kept_.bytes() > 0) {
     const Extent extent = kept_.take_largest(rounded(mapped_now() - limit));
-    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent.offset),
-              static_cast<off_t>(extent.bytes));
-    set_elsewhere(extent, false);  // they are nowhere
+    madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);
     fresh_.add(extent);
   }
 }

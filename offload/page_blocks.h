@@ -1,9 +1,10 @@
 /// Blocks of whole pages out of one memory of a given capacity, which never fragments.
 ///
 /// Every block is contiguous in the address space. Where pages side by side are free it is a stretch of the memory
-/// itself; where free pages lie scattered, they are mapped side by side once more, for as long as the block lives. So
-/// bytes given back serve whatever is taken next, at any size, and in the steady state no page is cleared or charged
-/// anew. Pages that were used once are kept, until `trim` gives them back to the system. Thread-safe.
+/// itself; where free pages lie scattered, they move side by side (mremap) for as long as the block lives. So bytes
+/// given back serve whatever is taken next, at any size, and in the steady state no page is cleared or charged anew.
+/// Pages that were used once are kept, until `trim` gives them back to the system. They are huge ones where the system
+/// has those for who asks. Where it cannot move pages, as before Linux 5.7, they are cleared ones instead. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +16,12 @@
 #include <utility>
 #include <vector>
 
-#include "offload/place_set.h"
-
 namespace terrace {
 
 class PageBlocks {
  public:
-  /// At most `capacity` bytes can be in use at once. Throws OutOfMemory if the system refuses the address space, or
-  /// files of that size; its pages are taken as blocks are touched.
+  /// At most `capacity` bytes can be in use at once. Throws OutOfMemory if the system refuses the address space; its
+  /// pages are taken as blocks are touched.
   explicit PageBlocks(std::uint64_t capacity);
   PageBlocks(const PageBlocks&) = delete;
   PageBlocks& operator=(const PageBlocks&) = delete;
@@ -72,18 +71,12 @@ class PageBlocks {
   std::uint64_t mapped_now() const noexcept { return capacity_ - fresh_.bytes(); }
   /// A mapping of its own of scattered pages.
   std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
-  /// What `map_together` has taken out of `base_` is there again.
-  void map_again(const Extent& extent);
-  void set_elsewhere(const Extent& extent, bool elsewhere) noexcept;
-
   const std::uint64_t capacity_;
-  int file_ = -1;              ///< the memory, which has no name
   std::byte* base_ = nullptr;  ///< all of it, in order
 
   mutable std::mutex mutex_;
   Extents kept_;                                                   ///< free, with pages behind them
   Extents fresh_;                                                  ///< free, without
-  PlaceSet elsewhere_;                                             ///< pages that `map_together` has taken
   std::unordered_map<std::byte*, std::vector<Extent>> scattered_;  ///< blocks with a mapping of their own
 };
 

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "offload/huge_pages.h"
 
 namespace terrace {
 namespace {
@@ -97,7 +98,7 @@ TEST(HostArena, keeps_its_memory_for_as_long_as_it_is_told) {
 
 TEST(HostArena, begins_with_a_huge_page_and_tells_what_fills_those_from_what_is_before_and_behind) {
   constexpr std::size_t granule = 256 << 10;
-  constexpr std::size_t page = HostArena::huge_page_bytes;
+  constexpr std::size_t page = huge_page_bytes;
   HostArena arena(granule, 3 * page / granule);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arena.region().data()) % page, 0U);
   const auto sizes = [&](std::size_t fixed_bytes) {

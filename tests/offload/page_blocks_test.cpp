@@ -4,15 +4,20 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <string>
+#include <sys/syscall.h>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "tests/offload/open_file.h"
+#include "tests/base/noted.h"
 #include "tests/offload/pages_in_process.h"
+#include "tests/offload/refused_call.h"
 
 namespace terrace {
 namespace {
@@ -145,6 +150,63 @@ TEST(PageBlocks, pages_that_were_mapped_together_and_given_back_to_the_system_st
   EXPECT_LE(pages_in_process(), before + 2 * MiB);
 }
 
+std::size_t mappings_of_process() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) ++count;
+  return count;
+}
+
+TEST(PageBlocks, pages_that_have_been_together_and_are_back_are_one_mapping_again) {
+  constexpr std::uint64_t limit = 512 * page;
+  PageBlocks blocks(limit);
+  std::mt19937_64 random(11);
+  const std::size_t before = mappings_of_process();
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::pair<std::byte*, std::uint64_t>> taken;
+    for (std::uint64_t left = limit; left > 0; left -= std::min(left, taken.back().second)) {
+      const std::uint64_t bytes = std::min(left, (1 + random() % 40) * page);
+      taken.emplace_back(blocks.take(bytes, limit), bytes);
+      std::memset(taken.back().first, round, bytes);
+    }
+    std::shuffle(taken.begin(), taken.end(), random);
+    const auto half = static_cast<std::ptrdiff_t>(taken.size() / 2);
+    std::uint64_t free = 0;
+    std::for_each(taken.begin(), taken.begin() + half, [&](const auto& each) {
+      blocks.give_back(each.first, each.second);
+      free += each.second;
+    });
+    std::byte* const scattered = blocks.take(free, limit);
+    std::memset(scattered, -1, free);
+    std::for_each(taken.begin() + half, taken.end(), [&](const auto& each) {
+      EXPECT_TRUE(holds(each.first, each.second, round));
+      blocks.give_back(each.first, each.second);
+    });
+    EXPECT_TRUE(holds(scattered, free, 255));
+    blocks.give_back(scattered, free);
+  }
+  EXPECT_LE(mappings_of_process(), before + 20);
+}
+
+TEST(PageBlocks, where_the_system_moves_no_pages_blocks_of_scattered_ones_are_as_good) {
+  EXPECT_TRUE(holds_where_call_is_refused(SYS_mremap, ENOSYS, [] {
+    Scattered world(64, MiB);
+    for (int again = 0; again < 3; ++again) {
+      std::byte* const block = world.blocks.take(32 * MiB, world.limit);
+      std::memset(block, 9, 32 * MiB);
+      const bool is_within = pages_in_process() <= world.before + 2 * MiB && world.blocks.mapped() == world.limit;
+      if (!holds(block, 32 * MiB, 9) || !is_within) return false;
+      world.blocks.give_back(block, 32 * MiB);
+    }
+    world.give_back_the_others();
+    std::byte* const whole = world.blocks.take(64 * MiB, world.limit);
+    std::memset(whole, 3, 64 * MiB);
+    const bool is_whole = holds(whole, 64 * MiB, 3);
+    world.blocks.give_back(whole, 64 * MiB);
+    return is_whole && !noted("device: pages are cleared").empty();
+  }));
+}
+
 TEST(PageBlocks, memory_that_nobody_has_touched_does_not_become_resident_by_being_taken_again) {
   PageBlocks blocks(64 * MiB);
   blocks.give_back(blocks.take(64 * MiB, plenty), 64 * MiB);
@@ -165,19 +227,6 @@ TEST(PageBlocks, a_block_beyond_the_capacity_is_refused_and_costs_nothing) {
 
 TEST(PageBlocks, a_capacity_that_the_system_refuses_is_out_of_memory) {
   EXPECT_THROW(PageBlocks(std::uint64_t{1} << 62U), OutOfMemory);
-}
-
-TEST(PageBlocks, a_capacity_beyond_the_limit_on_files_is_out_of_memory_and_names_it) {
-  const FileSizeLimit limit(MiB);
-  EXPECT_NO_THROW(PageBlocks{MiB});
-  try {
-    const PageBlocks blocks(2 * MiB);
-    FAIL() << "it was not refused";
-  } catch (const OutOfMemory& error) {
-    EXPECT_STREQ(error.what(),
-                 "device: setting aside 2MiB exceeds the limit on the size of files, 1MiB, which holds for such memory "
-                 "too\n  hint: raise the limit (ulimit -f) or lower device.memory");
-  }
 }
 
 TEST(PageBlocks, trimming_gives_back_what_is_kept_and_never_what_is_in_use) {

@@ -8,17 +8,18 @@
 
 namespace terrace {
 
-/// Bytes of the memory that page blocks are made of, as this process has them mapped; a sanitizer's are others.
+/// Bytes of the memory that page blocks are made of, as this process has them mapped, with all that is anonymous
+/// besides.
 inline std::uint64_t pages_in_process() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
-    if (word == "RssShmem:") {
+    if (word == "RssAnon:") {
       std::uint64_t kib = 0;
       status >> kib;
       return kib * 1024;
     }
   }
-  throw std::runtime_error("no RssShmem in /proc/self/status");
+  throw std::runtime_error("no RssAnon in /proc/self/status");
 }
 
 }  // namespace terrace
