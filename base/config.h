@@ -53,6 +53,8 @@ struct Config {
     std::optional<Shares> optimizer;
     std::string activations = "auto";    ///< "auto", "keep", "host", "nvme" or "recompute"
     std::optional<std::uint64_t> chunk;  ///< bytes of a parameter chunk
+    /// In which order parameters share chunks: "construction", "use" (as a run before used them first), or "auto".
+    std::string order = "auto";
     bool operator==(const Placement&) const = default;
   };
 

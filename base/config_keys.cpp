@@ -141,6 +141,7 @@ std::vector<Key> make_keys() {
       choice("placement.activations", {"auto", "keep", "host", "nvme", "recompute"},
              field(&Config::placement, &Config::Placement::activations)),
       size("placement.chunk", field(&Config::placement, &Config::Placement::chunk)),
+      choice("placement.order", {"auto", "construction", "use"}, field(&Config::placement, &Config::Placement::order)),
       choice("optimizer.update", {"deferred", "immediate"}, field(&Config::optimizer, &Config::Optimizer::update)),
       choice("optimizer.states", {"float32", "split", "split_bfloat16"},
              field(&Config::optimizer, &Config::Optimizer::states)),

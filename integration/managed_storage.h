@@ -71,6 +71,13 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   /// Whether it is an ordinary tensor's, whose bytes have left it for a chunk of their own.
   bool is_spilled() const noexcept { return is_spilled_; }
   const StorageRegistry& registry() const noexcept { return *registry_; }
+  /// An op uses it, in a pass of which the order of first uses is wanted, and which has seen `uses` of them. Any
+  /// thread.
+  void note_use(std::atomic<std::uint32_t>& uses) noexcept {
+    if (first_use_.load(std::memory_order_relaxed) == 0) first_use_.store(++uses, std::memory_order_relaxed);
+  }
+  /// Which of the first uses was its own, from 1; 0 where none was seen.
+  std::uint32_t first_use() const noexcept { return first_use_.load(std::memory_order_relaxed); }
   /// Null once the storage has died. The mutex is held by the caller.
   c10::StorageImpl* storage() const noexcept { return storage_; }
 
@@ -91,6 +98,7 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   std::shared_ptr<ManagedStorage> held_by_storage_;
   std::shared_ptr<void> kept_;
   std::uint32_t pin_count_ = 0;
+  std::atomic<std::uint32_t> first_use_{0};
   bool has_error_ = false;
 };
 

@@ -1,10 +1,10 @@
 #include "integration/model_notes.h"
 
 #include <fstream>
-#include <istream>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -18,8 +18,10 @@ namespace {
 using Json = nlohmann::json;
 
 /// The format; it goes up when a field changes its meaning.
-constexpr int kVersion = 1;
-constexpr std::size_t kMostBytes = 4096;
+constexpr int kVersion = 2;
+/// What notes take at most, and each parameter besides.
+constexpr std::uintmax_t kMostBytes = 4096;
+constexpr std::uintmax_t kMostBytesAParameter = 12;
 
 std::string key_of(std::span<const ManagedParameter> model) {
   std::string text;
@@ -31,29 +33,42 @@ std::string key_of(std::span<const ManagedParameter> model) {
   return to_hex(checksum_of(text));
 }
 
+/// Throws std::runtime_error unless it is empty or holds each position of so many once.
+void require_order(const std::vector<std::uint32_t>& order, std::size_t parameters) {
+  std::vector<bool> seen(parameters, false);
+  for (const std::uint32_t position : order) {
+    if (position >= parameters || seen[position]) throw std::runtime_error("its order is of another model");
+    seen[position] = true;
+  }
+  if (!order.empty() && order.size() != parameters) throw std::runtime_error("its order is of another model");
+}
+
 /// Throws std::exception where they are none.
-ModelNotes notes_from(std::istream& file) {
-  std::string text(kMostBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.eof()) throw std::runtime_error("it is too long");
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  const Json json = Json::parse(text);
+ModelNotes notes_from(const std::filesystem::path& path, std::size_t parameters) {
+  if (std::filesystem::file_size(path) > kMostBytes + parameters * kMostBytesAParameter) {
+    throw std::runtime_error("it is too long");
+  }
+  std::ifstream file(path, std::ios::binary);
+  const Json json = Json::parse(file);
   if (json.at("version") != kVersion) throw std::runtime_error("it is of another version");
-  return {.gradients_read_once = json.at("gradients_read_once").get<bool>()};
+  ModelNotes notes{.gradients_read_once = json.at("gradients_read_once").get<bool>(),
+                   .order = json.at("order").get<std::vector<std::uint32_t>>(),
+                   .device_bytes = json.at("device_bytes").get<std::uint64_t>(),
+                   .most_operands = json.at("most_operands").get<std::uint64_t>()};
+  require_order(notes.order, parameters);
+  return notes;
 }
 
 }  // namespace
 
 ModelNotesFile::ModelNotesFile(std::span<const ManagedParameter> model)
-    : path_(user_cache_path("models/" + key_of(model) + ".json")) {}
+    : path_(user_cache_path("models/" + key_of(model) + ".json")), parameters_(model.size()) {}
 
 std::optional<ModelNotes> ModelNotesFile::load() const {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(path_, ignored)) return std::nullopt;
-  std::ifstream file(path_, std::ios::binary);
-  if (!file) return std::nullopt;
   try {
-    return notes_from(file);
+    return notes_from(path_, parameters_);
   } catch (const std::exception& error) {
     std::filesystem::remove(path_, ignored);
     log(LogLevel::warning, "what was learned of the model, in " + path_.string() + ", is of no use: " + error.what());
@@ -63,7 +78,11 @@ std::optional<ModelNotes> ModelNotesFile::load() const {
 
 void ModelNotesFile::save(const ModelNotes& notes) const {
   if (path_.empty()) return;
-  const Json json{{"version", kVersion}, {"gradients_read_once", notes.gradients_read_once}};
+  const Json json{{"version", kVersion},
+                  {"gradients_read_once", notes.gradients_read_once},
+                  {"order", notes.order},
+                  {"device_bytes", notes.device_bytes},
+                  {"most_operands", notes.most_operands}};
   if (const int error_number = replace_file(path_, json.dump() + "\n"); error_number != 0) {
     log(LogLevel::warning, "what was learned of the model is not kept: writing " + path_.string() +
                                " failed: " + std::generic_category().message(error_number));

@@ -4,10 +4,13 @@
 /// what is usual; the next ones by what the one before has seen.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "integration/managed_parameter.h"
 
@@ -17,6 +20,19 @@ struct ModelNotes {
   /// Whether a step writes a gradient once and reads it once, as it has one backward and needs no norm: then a gradient
   /// on NVMe costs less than states there, which are read and written between `step` and their next use.
   bool gradients_read_once = false;
+  /// The model's parameters, by their positions in it, in the order in which a step first used them. Empty where chunks
+  /// in that order would be no better than chunks in the order of construction; then what follows is 0.
+  std::vector<std::uint32_t> order{};
+  /// What the device needs at most at one moment with chunks in the order of construction, and how many parameters and
+  /// gradients one op has used at most: in another order these may lie in a chunk each.
+  std::uint64_t device_bytes = 0;
+  std::uint64_t most_operands = 0;
+
+  /// What the device may need more at one moment with chunks of at most so many bytes in another order: operands in a
+  /// chunk each, and, as what rests there does so by whole chunks, one of parameters and one of gradients.
+  std::uint64_t more_in_another_order(std::uint64_t chunk_bytes) const noexcept {
+    return (most_operands + 2) * chunk_bytes;
+  }
 
   bool operator==(const ModelNotes&) const = default;
 };
@@ -27,7 +43,8 @@ class ModelNotesFile {
   /// models/KEY.json in the user's cache folder (see user_cache.h). The model is known by the names, types and shapes
   /// of its parameters. Where there is no such folder, nothing is kept.
   explicit ModelNotesFile(std::span<const ManagedParameter> model);
-  explicit ModelNotesFile(std::filesystem::path path) : path_(std::move(path)) {}
+  ModelNotesFile(std::filesystem::path path, std::size_t parameters)
+      : path_(std::move(path)), parameters_(parameters) {}
 
   /// What was saved last, or nothing. A file that is broken or of another version is removed, with a line in the log.
   /// Never throws because of the file.
@@ -38,6 +55,7 @@ class ModelNotesFile {
 
  private:
   std::filesystem::path path_;
+  std::size_t parameters_;  ///< of the model
 };
 
 }  // namespace terrace

@@ -99,7 +99,7 @@ RestingRoom SessionState::not_for_resting(const RestingRoom& to_be_freed) const 
 std::vector<std::uint32_t> SessionState::make_way_for(std::span<const ChunkRequest> states) {
   const auto& shares = config_.placement.optimizer;
   std::vector<std::uint32_t> moved;
-  if (!goes_by_notes() || (shares && shares->host == 0)) {
+  if (!places_gradients_by_notes() || (shares && shares->host == 0)) {
     return moved;
   }
   gradients_->notice_dead_storages();
@@ -141,29 +141,6 @@ std::vector<std::uint32_t> SessionState::make_way_for(std::span<const ChunkReque
     lacking = still_lacking;
   }
   return moved;
-}
-
-std::optional<ModelNotes> SessionState::learn_of(const Unlearned& model, bool reads_gradients_again) const {
-  const auto first = parameters_.begin() + static_cast<std::ptrdiff_t>(model.first_parameter);
-  std::uint64_t accumulations = 0;
-  std::for_each_n(first, model.count, [&](const ManagedParameter& parameter) {
-    accumulations = std::max(accumulations, parameter.accumulations);
-  });
-  if (accumulations == 0) return std::nullopt;
-  return ModelNotes{.gradients_read_once = accumulations == 1 && !reads_gradients_again};
-}
-
-void SessionState::learn_of_models(bool reads_gradients_again) noexcept {
-  try {
-    const auto held = lock();
-    std::erase_if(unlearned_, [&](const Unlearned& model) {
-      const std::optional<ModelNotes> learned = learn_of(model, reads_gradients_again);
-      if (learned && *learned != model.notes) model.file.save(*learned);
-      return learned.has_value();
-    });
-  } catch (const std::exception& error) {
-    log(LogLevel::warning, std::string("nothing was learned of a model: ") + error.what());
-  }
 }
 
 std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> requests,

@@ -79,16 +79,20 @@ void SessionState::manage(torch::nn::Module& module) {
     found.push_back(std::move(parameter));
   }
   if (!found.empty()) {
-    if (!goes_by_notes()) {
-      manage_parameters(found, {});
-    } else {
+    if (places_gradients_by_notes() || lays_out_by_notes()) {
       ModelNotesFile file(found);
-      const ModelNotes notes = file.load().value_or(ModelNotes());
-      manage_parameters(found, notes);
-      unlearned_.push_back({.file = std::move(file),
-                            .notes = notes,
-                            .first_parameter = parameters_.size() - found.size(),
-                            .count = found.size()});
+      ModelNotes notes = file.load().value_or(ModelNotes());
+      const ModelLayout chosen = choose_layout(found, notes);
+      manage_parameters(found, chosen);
+      models_.push_back({.file = std::move(file),
+                         .notes = std::move(notes),
+                         .first_parameter = parameters_.size() - found.size(),
+                         .count = found.size(),
+                         .is_laid_out_by_use = chosen.is_by_use,
+                         .largest_chunk_bytes = largest_on_device(chosen.layout)});
+      is_learning_ = true;
+    } else {
+      manage_parameters(found, choose_layout(found, {}));
     }
   }
   note_waste();
@@ -107,11 +111,11 @@ std::set<std::uint32_t> SessionState::trained_sets() const {
   return sets;
 }
 
-void SessionState::manage_parameters(std::span<ManagedParameter> found, const ModelNotes& notes) {
+void SessionState::manage_parameters(std::span<ManagedParameter> found, const ModelLayout& chosen) {
   for (const ManagedParameter& parameter : found) {
     require_gradient_type(parameter);
   }
-  move_in_or_restore(found, notes);
+  move_in_or_restore(found, chosen);
   const std::size_t first = parameters_.size();
   for (ManagedParameter& parameter : found) {
     parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
@@ -131,7 +135,7 @@ void SessionState::watch(ManagedParameter& parameter) {
   }
 }
 
-void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const ModelNotes& notes) {
+void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const ModelLayout& chosen) {
   const std::size_t first_set = set_infos_.size();
   std::vector<FormerPlace> former;
   for (const ManagedParameter& parameter : found) {
@@ -141,7 +145,7 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const M
          .was_constructed = ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0});
   }
   try {
-    move_in(found, notes);
+    move_in(found, chosen);
   } catch (...) {
     set_infos_.resize(chunk_sets_.size());
     for (auto set = static_cast<std::uint32_t>(first_set); set < set_infos_.size(); ++set) {
@@ -181,7 +185,7 @@ bool SessionState::move_out(const ManagedParameter& parameter, const FormerPlace
   }
 }
 
-void SessionState::move_in(std::span<ManagedParameter> found, const ModelNotes& notes) {
+void SessionState::move_in(std::span<ManagedParameter> found, const ModelLayout& chosen) {
   RestingRoom to_be_freed{};
   std::uint64_t largest_tensor = 0;
   for (const ManagedParameter& parameter : found) {
@@ -194,7 +198,7 @@ void SessionState::move_in(std::span<ManagedParameter> found, const ModelNotes& 
     largest_tensor = std::max<std::uint64_t>(largest_tensor, tensor.nbytes());
   }
   const auto first_set = static_cast<std::uint32_t>(set_infos_.size());
-  const std::vector<std::vector<ManagedParameter*>> members = lay_out(found, notes);
+  const std::vector<std::vector<ManagedParameter*>> members = lay_out(found, chosen);
   const auto end_set = static_cast<std::uint32_t>(set_infos_.size());
 
   std::vector<ChunkRequest> parameter_chunks;

@@ -93,7 +93,7 @@ void SessionState::manage_anew(std::span<ManagedParameter*> parameters) {
     copy.tensor = parameter->tensor;
     copy.elements = static_cast<std::uint64_t>(parameter->tensor.numel());
   }
-  move_in_or_restore(copies, {});
+  move_in_or_restore(copies, choose_layout(copies, {}));
   // All of them have their new runs before anything else may fail.
   for (std::size_t i = 0; i < copies.size(); ++i) {
     ManagedParameter& parameter = *parameters[i];

@@ -93,6 +93,11 @@ SessionState::SessionState(const Config& config)
 SessionState::~SessionState() = default;
 
 void SessionState::close() noexcept {
+  try {
+    learn_at_end();
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("what a model has needed is not kept: ") + error.what());
+  }
   set_block_planner(nullptr);
   GeneratorState::set_device(at::kCPU);
   detach_interceptor();
@@ -206,6 +211,9 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     memory_.computes_here();
     gradients_->notice_dead_storages();
     notice_pass(operands, inputs);
+    if (is_learning_.load(std::memory_order_relaxed)) {
+      note_uses(operands);
+    }
     c10::SmallVector<ChunkAccess, 8> accesses;
     OpenStorages::Storages storages;
     for (const OpOperand& operand : operands) {
@@ -241,6 +249,17 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
       }
     }
     return nullptr;
+  }
+}
+
+void SessionState::note_uses(std::span<const OpOperand> operands) noexcept {
+  std::uint64_t most = most_operands_.load(std::memory_order_relaxed);
+  while (most < operands.size() && !most_operands_.compare_exchange_weak(most, operands.size())) {
+  }
+  if (pass_ == Pass::with_graph) {  // initialisation and evaluation may go another way
+    for (const OpOperand& operand : operands) {
+      operand.storage->note_use(first_uses_);
+    }
   }
 }
 

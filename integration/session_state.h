@@ -133,20 +133,30 @@ class SessionState final : public OpPinner, public ProgramMemory {
     std::size_t parameters = 0;        ///< that lie in it; without any its chunks are removed
   };
 
+  /// How a model lies in chunks.
+  struct ModelLayout {
+    Layout layout;
+    std::uint64_t chunk_bytes = 0;  ///< of those that hold more than one parameter
+    bool is_by_use = false;
+    bool gradients_read_once = false;  ///< as ModelNotes has it
+  };
+
   /// Throws LogicError if the storage belongs to a session that has ended.
   void require_own(const ManagedStorage& storage) const;
+  /// An op uses them, while a model is to be learned of.
+  void note_uses(std::span<const OpOperand> operands) noexcept;
   /// Tells residency which pass an op begins, or goes on with. Takes the program mutex where it may be another.
   void notice_pass(std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs);
   /// The sets of chunks that have gradients.
   std::set<std::uint32_t> trained_sets() const;
-  void manage_parameters(std::span<ManagedParameter> found, const ModelNotes& notes);
+  void manage_parameters(std::span<ManagedParameter> found, const ModelLayout& chosen);
   /// Throws ConfigError, naming the parameter, if the program has asked LibTorch for gradients of another type than the
   /// session sums up.
   void require_gradient_type(const ManagedParameter& parameter) const;
   /// Has the parameter's gradients come under management, and the one that it has.
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.
-  void move_in_or_restore(std::span<ManagedParameter> found, const ModelNotes& notes);
+  void move_in_or_restore(std::span<ManagedParameter> found, const ModelLayout& chosen);
   /// Where a tensor's bytes were before it came under management.
   struct FormerPlace {
     c10::Device device;
@@ -155,22 +165,38 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// False where that fails; then the parameter stays where it is until the session ends.
   bool move_out(const ManagedParameter& parameter, const FormerPlace& former) noexcept;
   /// Moves the parameters' bytes into new chunks, and makes room for their gradients.
-  void move_in(std::span<ManagedParameter> found, const ModelNotes& notes);
+  void move_in(std::span<ManagedParameter> found, const ModelLayout& chosen);
+  ModelLayout choose_layout(std::span<const ManagedParameter> found, const ModelNotes& notes) const;
+  /// Whether chunks in the order of use take no more room than those by construction, and the device has room for
+  /// whatever an op may need more of them at one moment.
+  bool has_room_for(const ModelLayout& by_use, const ModelLayout& by_construction, const ModelNotes& notes) const;
   /// Gives each its run of a new set of chunks; which of them lie in each of the sets.
-  std::vector<std::vector<ManagedParameter*>> lay_out(std::span<ManagedParameter> found, const ModelNotes& notes);
+  std::vector<std::vector<ManagedParameter*>> lay_out(std::span<ManagedParameter> found, const ModelLayout& chosen);
+  static LayoutRun run_of(const ManagedParameter& parameter);
   /// What AdamW keeps of such runs takes so much, on the host and where the program computes.
   std::uint64_t room_of(const LayoutChunk& chunk) const;
-  /// The parameters of one call of `manage`, of which nothing has been learned yet in this run.
-  struct Unlearned {
+  /// The most that a chunk of parameters or gradients takes there.
+  std::uint64_t largest_on_device(const Layout& layout) const;
+  /// The parameters of one call of `manage`.
+  struct Model {
     ModelNotesFile file;
-    ModelNotes notes;  ///< that they are placed by
+    ModelNotes notes;  ///< at first those that it is placed by
     std::size_t first_parameter;
     std::size_t count;
+    bool is_laid_out_by_use;
+    std::uint64_t largest_chunk_bytes;  ///< on the device
+    bool is_learned = false;
   };
-  /// Of a model that has been trained: keeps for the next run what would have it do otherwise.
+  /// Of models that have been trained: keeps for the next run what would have it do otherwise.
   void learn_of_models(bool reads_gradients_again) noexcept;
-  /// Nothing while the model has not been trained.
-  std::optional<ModelNotes> learn_of(const Unlearned& model, bool reads_gradients_again) const;
+  /// False while the model has not been trained.
+  bool learn_of(Model& model, bool reads_gradients_again) noexcept;
+  /// Of first use, where chunks in that order are better.
+  std::vector<std::uint32_t> better_order_of(const Model& model) const;
+  void note_device_bytes(const Model& model, ModelNotes& notes) const;
+  void keep(Model& model, ModelNotes notes);
+  /// What the whole run has needed.
+  void learn_at_end();
   /// Works out what `memory_usage` tells of the chunks.
   void note_waste();
   void manage_buffers(torch::nn::Module& module, UniqueNames& names);
@@ -201,7 +227,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::vector<Tier> choose_homes_for(std::span<const ChunkRequest> requests,
                                      const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
   /// Whether where gradients rest is chosen here, and there is a choice.
-  bool goes_by_notes() const { return !config_.placement.gradients && memory_.has_nvme(); }
+  bool places_gradients_by_notes() const { return !config_.placement.gradients && memory_.has_nvme(); }
+  bool lays_out_by_notes() const { return config_.placement.order != "construction"; }
   /// Bytes of each tier that no further chunk may rest in.
   RestingRoom not_for_resting(const RestingRoom& to_be_freed) const;
   /// Where states lack room on the host, has gradients that are read once rest on NVMe by default; those that hold
@@ -275,7 +302,12 @@ class SessionState final : public OpPinner, public ProgramMemory {
   RestingRoom rested_{};  ///< bytes that rest on each tier
   std::atomic<std::uint64_t> chunk_room_bytes_{0};
   std::atomic<std::uint64_t> chunk_wasted_bytes_{0};
-  std::vector<Unlearned> unlearned_;
+  std::vector<Model> models_;
+  /// While a model is to be learned of: what ops use is noted, of any thread.
+  std::atomic<bool> is_learning_{false};
+  std::atomic<std::uint32_t> first_uses_{0};
+  std::atomic<std::uint64_t> most_operands_{0};  ///< of one op
+  std::atomic<bool> is_laid_out_by_use_{false};
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
   /// Where a load left a part of the session as it was. Set while no op runs.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace terrace {
 namespace {
@@ -45,6 +46,21 @@ Layout Layout::plan(std::span<const LayoutRun> runs, std::uint64_t chunk_bytes) 
     chunk.elements = round_up(std::max<std::uint64_t>(chunk.elements, 1), chunk_elements_unit);
   }
   return layout;
+}
+
+Layout Layout::in_order_of(std::span<const std::uint32_t> order) && {
+  std::vector<LayoutPlace> by_run(places.size());
+  for (std::size_t i = 0; i < order.size(); ++i) by_run.at(order[i]) = places.at(i);
+  places = std::move(by_run);
+  return std::move(*this);
+}
+
+std::size_t Layout::changes_of_chunk(std::span<const std::uint32_t> order) const {
+  std::size_t changes = 0;
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    changes += places.at(order[i]).chunk != places.at(order[i - 1]).chunk ? 1 : 0;
+  }
+  return changes;
 }
 
 std::uint64_t Layout::least_wasteful_chunk(std::span<const LayoutRun> runs, std::uint64_t most_bytes,

@@ -44,6 +44,12 @@ struct Layout {
   /// to a whole number of 4,096 elements.
   static Layout plan(std::span<const LayoutRun> runs, std::uint64_t chunk_bytes);
 
+  /// This layout of runs that were taken in another order than their own: `order` names each once, in the order taken.
+  Layout in_order_of(std::span<const std::uint32_t> order) &&;
+
+  /// How often a program that uses the runs in `order` goes on to another chunk.
+  std::size_t changes_of_chunk(std::span<const std::uint32_t> order) const;
+
   /// The chunk size, of some from a quarter of `most_bytes` up to it, with which the chunks of these runs take the
   /// least room in all, as `room_of` tells for each; `most_bytes` where that is hardly more. Between whole blocks of a
   /// tier and the ends of runs a few percent are lost with one size and next to nothing with another: PatrickStar (Fang

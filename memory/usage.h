@@ -40,6 +40,8 @@ class MemoryUsage {
   /// bound on a CUDA device, where the pool of the program's tensors counts as it has grown. Of the host an upper
   /// bound: with less, more of what has no place given rests or is spilled elsewhere.
   std::uint64_t needed(Tier tier) const { return tiers[index_of(tier)].needed; }
+  /// Whether parameters share chunks in the order of their first use (placement.order), not of construction.
+  bool laid_out_by_use = false;
   /// Of a chunk of parameters (placement.chunk); larger parameters have chunks of their own size.
   std::uint64_t chunk_bytes = 0;
   std::uint64_t block_bytes = 0;         ///< of what a chunk takes whole ones on host and NVMe (io.block)

@@ -77,10 +77,11 @@ std::string needed_text(const Report& report) {
   // A chunk of that size, where it is given, may have blocks of another by default.
   const bool names_block = usage.block_bytes != 0 && HostArena::choose_granule(usage.chunk_bytes) != usage.block_bytes;
   const std::string block = names_block ? " and io.block = \"" + format_bytes_exactly(usage.block_bytes) + "\"" : "";
+  const std::string order = usage.laid_out_by_use ? " and placement.order = \"use\"" : "";
   return "this run needs " + setting(Tier::device) +
          (report.device_is_emulated ? ", not a byte less, with placement.chunk = \""
                                     : " or less, with placement.chunk = \"") +
-         format_bytes_exactly(usage.chunk_bytes) + "\"" + block + "; " + setting(Tier::host) + " is enough\n";
+         format_bytes_exactly(usage.chunk_bytes) + "\"" + block + order + "; " + setting(Tier::host) + " is enough\n";
 }
 
 std::string waste_text(const MemoryUsage& usage) {
@@ -211,6 +212,7 @@ std::string to_json(const Report& report) {
     run["stall_seconds_by_cause"][name_of(cause)] = report.stall_seconds_by_cause[index_of(cause)];
   }
   run["loss"] = report.loss;
+  run["laid_out_by_use"] = report.usage.laid_out_by_use;
   run["chunk_bytes"] = report.usage.chunk_bytes;
   run["chunk_room_bytes"] = report.usage.chunk_room_bytes;
   run["chunk_wasted_bytes"] = report.usage.chunk_wasted_bytes;

@@ -34,6 +34,7 @@ gradients = { host = 1 }
 optimizer = { host = 0.5, nvme = 0.5 }
 activations = "recompute"
 chunk = "2MiB"
+order = "use"
 [optimizer]
 update = "immediate"
 [io]
@@ -72,7 +73,7 @@ Config every_key() {
   config.host = {3ULL << 29};
   config.nvme = {{"/data/a", "relative/b"}, 100'000'000'000};
   config.placement = {Config::Shares{0.25, 0.75, 0}, Config::Shares{0, 1, 0}, Config::Shares{0, 0.5, 0.5}, "recompute",
-                      2ULL << 20};
+                      2ULL << 20, "use"};
   config.optimizer = {"immediate"};
   config.io = {"threads", 512 << 10, 16, 3};
   config.timeline = {64 << 10};

@@ -25,7 +25,7 @@ class ModelNotesTest : public testing::Test {
   std::optional<ModelNotes> loaded(const std::string& text) {
     path_ = folder_.write("models/model.json", text);
     testing::internal::CaptureStderr();
-    const std::optional<ModelNotes> notes = ModelNotesFile(path_).load();
+    const std::optional<ModelNotes> notes = ModelNotesFile(path_, 3).load();
     logged_ = testing::internal::GetCapturedStderr();
     return notes;
   }
@@ -36,40 +36,56 @@ class ModelNotesTest : public testing::Test {
 };
 
 TEST_F(ModelNotesTest, give_back_what_was_saved_last) {
-  const ModelNotesFile file(folder_.path() / "terrace" / "models" / "model.json");
+  const ModelNotesFile file(folder_.path() / "terrace" / "models" / "model.json", 3);
   EXPECT_EQ(file.load(), std::nullopt);
   testing::internal::CaptureStderr();
-  file.save({.gradients_read_once = true});
+  const ModelNotes all{.gradients_read_once = true, .order = {2, 0, 1}, .device_bytes = 1ULL << 40, .most_operands = 7};
+  file.save(all);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the next run places this model by"));
-  EXPECT_EQ(file.load(), ModelNotes{.gradients_read_once = true});
-  file.save({.gradients_read_once = false});
-  EXPECT_EQ(file.load(), ModelNotes{.gradients_read_once = false});
+  EXPECT_EQ(file.load(), all);
+  file.save({});
+  EXPECT_EQ(file.load(), ModelNotes());
+}
+
+TEST_F(ModelNotesTest, of_a_large_model_give_back_its_order) {
+  constexpr std::uint32_t count = 300'000;
+  const ModelNotesFile file(folder_.path() / "model.json", count);
+  ModelNotes notes;
+  for (std::uint32_t i = 0; i < count; ++i) notes.order.push_back(count - 1 - i);
+  file.save(notes);
+  EXPECT_EQ(file.load(), notes);
 }
 
 TEST_F(ModelNotesTest, are_removed_with_a_line_where_they_are_none) {
-  EXPECT_EQ(loaded(R"({"version": 1, "gradients_read_once": true})"), ModelNotes{.gradients_read_once = true});
+  const auto notes = [](const std::string& version, const std::string& once, const std::string& order) {
+    return R"({"version": )" + version + R"(, "gradients_read_once": )" + once + R"(, "order": )" + order +
+           R"(, "device_bytes": 5, "most_operands": 1})";
+  };
+  EXPECT_EQ(loaded(notes("2", "true", "[1, 0, 2]")),
+            (ModelNotes{.gradients_read_once = true, .order = {1, 0, 2}, .device_bytes = 5, .most_operands = 1}));
   EXPECT_EQ(logged_, "");
-  for (const std::string& text : {std::string(), std::string("{"), std::string("[]"), std::string(R"({"version": 1})"),
-                                  std::string(R"({"version": 1, "gradients_read_once": 1})"),
-                                  std::string(R"({"version": 2, "gradients_read_once": true})"),
-                                  R"({"version": 1, "gradients_read_once": true})" + std::string(5000, ' '),
-                                  R"({"version": )" + std::string(1 << 20, '[')}) {
-    EXPECT_EQ(loaded(text), std::nullopt) << text.substr(0, 80);
-    EXPECT_THAT(logged_, HasSubstr("is of no use")) << text.substr(0, 80);
-    EXPECT_FALSE(std::filesystem::exists(path_)) << text.substr(0, 80);
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string("[]"), std::string(R"({"version": 2})"), notes("2", "1", "[]"),
+        notes("1", "true", "[]"), notes("2", "true", "5"), notes("2", "true", "[0, 1]"),
+        notes("2", "true", "[0, 1, 3]"), notes("2", "true", "[0, 1, 1]"), notes("2", "true", "[0, 1, 2, 3]"),
+        notes("2", "true", "[0, 1, -1]"), notes("2", "true", "[]") + std::string(5000, ' '),
+        R"({"version": )" + std::string(1 << 20, '[')}) {
+    EXPECT_EQ(loaded(text), std::nullopt) << text.substr(0, 120);
+    EXPECT_THAT(logged_, HasSubstr("is of no use")) << text.substr(0, 120);
+    EXPECT_FALSE(std::filesystem::exists(path_)) << text.substr(0, 120);
   }
 }
 
 TEST_F(ModelNotesTest, are_not_waited_for_where_something_else_is_in_their_place) {
   const std::filesystem::path pipe = folder_.path() / "pipe.json";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_EQ(ModelNotesFile(pipe).load(), std::nullopt);
-  EXPECT_EQ(ModelNotesFile(folder_.path()).load(), std::nullopt);
+  EXPECT_EQ(ModelNotesFile(pipe, 3).load(), std::nullopt);
+  EXPECT_EQ(ModelNotesFile(folder_.path(), 3).load(), std::nullopt);
 }
 
 TEST_F(ModelNotesTest, that_cannot_be_written_are_a_warning) {
   folder_.write("models", "a file where a folder is wanted");
-  const ModelNotesFile file(folder_.path() / "models" / "model.json");
+  const ModelNotesFile file(folder_.path() / "models" / "model.json", 3);
   testing::internal::CaptureStderr();
   file.save({.gradients_read_once = true});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("is not kept: writing "));
@@ -77,7 +93,7 @@ TEST_F(ModelNotesTest, that_cannot_be_written_are_a_warning) {
 }
 
 TEST_F(ModelNotesTest, are_nowhere_where_nothing_is_kept) {
-  const ModelNotesFile file(std::filesystem::path{});
+  const ModelNotesFile file(std::filesystem::path{}, 3);
   testing::internal::CaptureStderr();
   file.save({.gradients_read_once = true});
   EXPECT_EQ(file.load(), std::nullopt);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "integration/pause.h"
 #include "tests/base/environment_variable.h"
 #include "tests/integration/session_world.h"
 
@@ -20,15 +21,18 @@ constexpr int layer_count = 18;
 constexpr std::int64_t narrow = 32;  // three layers fill a chunk
 
 struct Layers : torch::nn::Module {
-  Layers() {
-    for (int i = 0; i < layer_count; ++i) {
+  explicit Layers(int count = layer_count, int steps_of = 1) : stride(steps_of) {
+    for (int i = 0; i < count; ++i) {
       layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(narrow, narrow)));
     }
   }
   at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) x = torch::tanh(layer(x));
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      x = torch::tanh(layers[i * static_cast<std::size_t>(stride) % layers.size()](x));
+    }
     return x.pow(2).mean();
   }
+  const int stride;  ///< it uses them by steps of so many
   std::vector<torch::nn::Linear> layers;
 };
 
@@ -43,7 +47,10 @@ class PlacementByDefault : public ::testing::Test {
   /// Three steps of a new program, in a session if there is a configuration.
   static Run run(const Config* config, int backwards = 1, double max_norm = 0) {
     SessionWorld world(config);
-    auto model = world.build<Layers>();
+    return run(world, world.build<Layers>(), backwards, max_norm);
+  }
+
+  static Run run(SessionWorld& world, const std::shared_ptr<Layers>& model, int backwards, double max_norm) {
     const auto optimizer = world.adamw(*model);
     optimizer->max_gradient_norm(max_norm);
     Run made;
@@ -60,7 +67,10 @@ class PlacementByDefault : public ::testing::Test {
       world.session->synchronize();
       made.usage = world.session->memory_usage();
       world.session->for_each_parameter(
-          [&](const std::string&, at::Tensor& parameter) { made.results.push_back(parameter.detach().clone()); },
+          [&](const std::string&, at::Tensor& parameter) {
+            const Pause pause;  // the device has no room for all of them
+            made.results.push_back(parameter.detach().clone());
+          },
           Access::read);
     } else {
       add_copies(*model, made.results);
@@ -90,6 +100,20 @@ class PlacementByDefault : public ::testing::Test {
   }
 
   static bool rests_on_nvme(const Run& made, Kind kind) { return made.usage.now(Tier::nvme, kind) > 0; }
+
+  /// Layers whose chunks do not all fit the device, and that are not used in the order in which they are made.
+  static Run run_out_of_order(const Config* config) {
+    SessionWorld world(config);
+    return run(world, world.build<Layers>(36, 7), 1, 0);
+  }
+
+  /// Of 24 chunks the device has room for ten, less what the program computes with.
+  static Config ten_chunks() {
+    Config config = tight();
+    config.device.chunks.reset();
+    config.device.memory = 10 * chunk_bytes;
+    return config;
+  }
 
   TemporaryFolder drive_;
   TemporaryFolder cache_;
@@ -145,6 +169,52 @@ TEST_F(PlacementByDefault, gradients_that_hold_something_stay_where_they_are) {
   const auto optimizer = world.adamw(*model);
   EXPECT_EQ(world.session->memory_usage().now(Tier::nvme, Kind::gradient), 0u);
   optimizer->step();
+}
+
+TEST_F(PlacementByDefault, parameters_share_chunks_in_the_order_of_their_first_use_from_the_next_run_on) {
+  const Config config = ten_chunks();
+  const Run plain = run_out_of_order(nullptr);
+  const Run first = run_out_of_order(&config);
+  expect_same(first.results, plain.results);
+  EXPECT_FALSE(first.usage.laid_out_by_use) << "nothing is known of it yet";
+  EXPECT_EQ(kept_notes(), 1u);
+  for (int again = 0; again < 3; ++again) {
+    const Run next = run_out_of_order(&config);
+    expect_same(next.results, plain.results);
+    EXPECT_TRUE(next.usage.laid_out_by_use);
+    EXPECT_LT(next.usage.moved(Link::host_to_device) * 2, first.usage.moved(Link::host_to_device));
+  }
+}
+
+TEST_F(PlacementByDefault, the_order_of_use_is_followed_only_where_the_device_has_room_for_any) {
+  const Config roomy = ten_chunks();
+  const std::uint64_t needed = run_out_of_order(&roomy).usage.needed(Tier::device);
+  Config config = roomy;
+  config.device.memory = needed;
+  const Run by_construction = run_out_of_order(&config);
+  EXPECT_FALSE(by_construction.usage.laid_out_by_use);
+  EXPECT_EQ(by_construction.usage.needed(Tier::device), needed) << "what worked before works";
+  EXPECT_TRUE(run_out_of_order(&roomy).usage.laid_out_by_use);
+}
+
+TEST_F(PlacementByDefault, the_order_is_the_one_that_is_asked_for) {
+  Config config = ten_chunks();
+  config.placement.order = "use";
+  EXPECT_FALSE(run_out_of_order(&config).usage.laid_out_by_use) << "nobody knows it";
+  const std::uint64_t needed = run_out_of_order(&config).usage.needed(Tier::device);
+  config.device.memory = needed;
+  const Run tight_by_use = run_out_of_order(&config);
+  EXPECT_TRUE(tight_by_use.usage.laid_out_by_use);
+  EXPECT_EQ(tight_by_use.usage.needed(Tier::device), needed) << "the budget that was told holds for this order";
+  config = ten_chunks();
+  config.placement.order = "construction";
+  EXPECT_FALSE(run_out_of_order(&config).usage.laid_out_by_use);
+}
+
+TEST_F(PlacementByDefault, no_order_is_kept_of_a_model_that_is_used_as_it_is_made) {
+  const Config config = ten_chunks();
+  run(&config);
+  EXPECT_EQ(kept_notes(), 0u);
 }
 
 /// Two layers have large chunks, and with all others together less room than one of those takes.

@@ -118,6 +118,20 @@ TEST(Layout, empty_and_scalar_runs_have_a_place) {
   for (const LayoutChunk& chunk : layout.chunks) EXPECT_EQ(chunk.elements, 4096u);
 }
 
+TEST(Layout, runs_taken_in_another_order_know_their_places_and_which_chunks_a_program_goes_through) {
+  // Two fill a chunk: a program that uses every other one changes it each time, unless they were taken in its order.
+  const std::vector<LayoutRun> runs(4, {.elements = 8192});
+  const std::vector<std::uint32_t> order{0, 2, 1, 3};
+  const Layout as_given = Layout::plan(runs, chunk_bytes);
+  EXPECT_EQ(as_given.changes_of_chunk(order), 3u);
+  const Layout by_use = Layout::plan(runs, chunk_bytes).in_order_of(order);
+  EXPECT_EQ(by_use.changes_of_chunk(order), 1u);
+  EXPECT_EQ(by_use.places[0].chunk, by_use.places[2].chunk);
+  EXPECT_EQ(by_use.places[2].element_offset, 8192u);
+  EXPECT_EQ(by_use.places[1].element_offset, 0u);
+  EXPECT_EQ(Layout::plan({}, chunk_bytes).changes_of_chunk({}), 0u);
+}
+
 TEST(Layout, no_runs_need_no_chunks) { EXPECT_TRUE(Layout::plan({}, chunk_bytes).chunks.empty()); }
 
 /// On tiers that give out whole blocks.

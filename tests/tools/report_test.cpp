@@ -65,10 +65,13 @@ TEST(Report, says_what_budgets_would_have_done) {
   EXPECT_THAT(to_text(report), HasSubstr("placement.chunk = \"4MiB\"; host.memory"));
   report.usage.block_bytes = 256 << 10;
   EXPECT_THAT(to_text(report), HasSubstr("placement.chunk = \"4MiB\" and io.block = \"256KiB\"; host.memory"));
+  report.usage.laid_out_by_use = true;
+  EXPECT_THAT(to_text(report), HasSubstr("io.block = \"256KiB\" and placement.order = \"use\"; host.memory"));
   report.device_is_emulated = false;
   EXPECT_THAT(to_text(report), HasSubstr("(38.00MiB) or less, with placement.chunk"));
   const auto run = nlohmann::json::parse(to_json(report))["cases"][0];
   EXPECT_EQ(run["chunk_bytes"], 4 << 20);
+  EXPECT_EQ(run["laid_out_by_use"], true);
   EXPECT_EQ(run["tiers"]["device"]["needed_bytes"], (38 << 20) + 576);
   EXPECT_EQ(run["tiers"]["host"]["needed_bytes"], 178 << 20);
   report.tokens = 0;

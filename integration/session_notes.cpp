@@ -1,0 +1,107 @@
+// What a session learns of its models while they train, for the next run.
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/log.h"
+#include "integration/session_state.h"
+
+namespace terrace {
+namespace {
+
+/// Another order moves less by at least one part in so many, or it is left as it is.
+constexpr std::size_t worthwhile = 20;
+
+}  // namespace
+
+void SessionState::learn_of_models(bool reads_gradients_again) noexcept {
+  if (!is_learning_) {
+    return;
+  }
+  const auto held = lock();
+  for (Model& model : models_) {
+    if (!model.is_learned) {
+      model.is_learned = learn_of(model, reads_gradients_again);
+    }
+  }
+  is_learning_ = std::any_of(models_.begin(), models_.end(), [](const Model& model) { return !model.is_learned; });
+}
+
+bool SessionState::learn_of(Model& model, bool reads_gradients_again) noexcept {
+  try {
+    std::uint64_t accumulations = 0;
+    for (std::size_t i = 0; i < model.count; ++i) {
+      accumulations = std::max(accumulations, parameters_[model.first_parameter + i].accumulations);
+    }
+    if (accumulations == 0) {
+      return false;
+    }
+    ModelNotes learned = model.notes;
+    if (places_gradients_by_notes()) {
+      learned.gradients_read_once = accumulations == 1 && !reads_gradients_again;
+    }
+    if (lays_out_by_notes()) {
+      learned.order = better_order_of(model);
+      learned.most_operands =
+          learned.order.empty() ? 0 : std::max<std::uint64_t>(learned.most_operands, most_operands_);
+      learned.device_bytes = learned.order.empty() ? 0 : learned.device_bytes;
+      note_device_bytes(model, learned);
+    }
+    keep(model, std::move(learned));
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("nothing was learned of a model: ") + error.what());
+  }
+  return true;
+}
+
+std::vector<std::uint32_t> SessionState::better_order_of(const Model& model) const {
+  const auto first_use = [&](std::uint32_t position) {
+    // What was not used comes last.
+    return parameters_[model.first_parameter + position].storage->first_use() - 1;
+  };
+  std::vector<std::uint32_t> order(model.count);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t one, std::uint32_t other) { return first_use(one) < first_use(other); });
+  std::vector<LayoutRun> runs;
+  std::vector<LayoutRun> by_use;
+  for (std::size_t i = 0; i < model.count; ++i) {
+    runs.push_back(run_of(parameters_[model.first_parameter + i]));
+    by_use.push_back(run_of(parameters_[model.first_parameter + order[i]]));
+  }
+  const std::size_t changes = Layout::plan(runs, chunk_bytes_).changes_of_chunk(order);
+  const std::size_t changes_by_use = Layout::plan(by_use, chunk_bytes_).in_order_of(order).changes_of_chunk(order);
+  if (changes_by_use + changes / worthwhile >= changes) {
+    order.clear();
+  }
+  return order;
+}
+
+void SessionState::note_device_bytes(const Model& model, ModelNotes& notes) const {
+  if (notes.order.empty()) {
+    return;
+  }
+  const std::uint64_t needed = memory_.budget(Tier::device).needed();
+  // By use it may have been more than by construction, but not by more than this.
+  const std::uint64_t beyond = model.is_laid_out_by_use ? notes.more_in_another_order(model.largest_chunk_bytes) : 0;
+  notes.device_bytes = std::max(notes.device_bytes, needed - std::min(needed, beyond));
+}
+
+void SessionState::keep(Model& model, ModelNotes notes) {
+  if (notes != model.notes) {
+    model.file.save(notes);
+    model.notes = std::move(notes);
+  }
+}
+
+void SessionState::learn_at_end() {
+  for (Model& model : models_) {
+    if (model.is_learned) {
+      ModelNotes notes = model.notes;
+      note_device_bytes(model, notes);
+      keep(model, std::move(notes));
+    }
+  }
+}
+
+}  // namespace terrace
