@@ -116,4 +116,8 @@ void expect_logic_error(const std::string& text, Call&& call) {
   }
 }
 
+inline void backward(World& world) {
+  world.model->forward(batch(world.model->layers[0]->weight.scalar_type())).backward();
+}
+
 }  // namespace terrace::testing
