@@ -114,6 +114,17 @@ std::size_t nvme_depth(const Config& config, std::size_t block_bytes, const Rate
   return std::clamp(bytes / block_bytes, NvmeWorker::fewest_operations, most);
 }
 
+/// The sum over the drives; 0 where one was not measured.
+double rate_of_drives(const Config& config, const Rates& rates, double DriveRates::*rate) {
+  double sum = 0;
+  for (const auto& folder : config.nvme.paths) {
+    const DriveRates* drive = measured(folder, rates);
+    if (drive == nullptr) return 0;
+    sum += drive->*rate;
+  }
+  return sum;
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
@@ -128,6 +139,8 @@ MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::ui
   plan.granule_bytes = granule(config, plan.chunk_bytes, rates);
   plan.granule_count = static_cast<std::size_t>(plan.host_bytes / plan.granule_bytes);
   plan.nvme_depth = config.nvme.paths.empty() ? 0 : nvme_depth(config, plan.granule_bytes, rates);
+  plan.nvme_read_rate = rate_of_drives(config, rates, &DriveRates::read);
+  plan.nvme_write_rate = rate_of_drives(config, rates, &DriveRates::write);
   plan.staging_blocks_each_way = staging_blocks_each_way(plan);
   require_staging(plan);
   if (const auto& paths = config.nvme.paths; !paths.empty()) {

@@ -22,6 +22,8 @@ struct MemoryPlan {
   std::size_t granule_count = 0;            ///< on the host
   std::size_t staging_blocks_each_way = 0;  ///< of a granule, between device and NVMe
   std::size_t nvme_depth = 0;               ///< blocks of a granule with the drives at once, each way
+  double nvme_read_rate = 0;                ///< of all drives, in bytes per second; 0 where one was not measured
+  double nvme_write_rate = 0;
 
   std::uint64_t staging_bytes() const noexcept { return 2 * staging_blocks_each_way * granule_bytes; }
 };

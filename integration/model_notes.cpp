@@ -52,6 +52,8 @@ ModelNotes notes_from(const std::filesystem::path& path, std::size_t parameters)
   const Json json = Json::parse(file);
   if (json.at("version") != kVersion) throw std::runtime_error("it is of another version");
   ModelNotes notes{.gradients_read_once = json.at("gradients_read_once").get<bool>(),
+                   .forward_seconds = json.at("forward_seconds").get<double>(),
+                   .backward_seconds = json.at("backward_seconds").get<double>(),
                    .order = json.at("order").get<std::vector<std::uint32_t>>(),
                    .device_bytes = json.at("device_bytes").get<std::uint64_t>(),
                    .most_operands = json.at("most_operands").get<std::uint64_t>()};
@@ -80,15 +82,14 @@ void ModelNotesFile::save(const ModelNotes& notes) const {
   if (path_.empty()) return;
   const Json json{{"version", kVersion},
                   {"gradients_read_once", notes.gradients_read_once},
+                  {"forward_seconds", notes.forward_seconds},
+                  {"backward_seconds", notes.backward_seconds},
                   {"order", notes.order},
                   {"device_bytes", notes.device_bytes},
                   {"most_operands", notes.most_operands}};
-  if (const int error_number = replace_file(path_, json.dump() + "\n"); error_number != 0) {
-    log(LogLevel::warning, "what was learned of the model is not kept: writing " + path_.string() +
-                               " failed: " + std::generic_category().message(error_number));
-    return;
+  if (keep_in_cache(path_, json.dump() + "\n", "what was learned of the model is")) {
+    log(LogLevel::info, "the next run places this model by what was learned of it (kept in " + path_.string() + ")");
   }
-  log(LogLevel::info, "the next run places this model by what was learned of it (kept in " + path_.string() + ")");
 }
 
 }  // namespace terrace

@@ -20,6 +20,9 @@ struct ModelNotes {
   /// Whether a step writes a gradient once and reads it once, as it has one backward and needs no norm: then a gradient
   /// on NVMe costs less than states there, which are read and written between `step` and their next use.
   bool gradients_read_once = false;
+  /// Where that is so: what the shortest step computed (StepClock), in seconds; 0 where that is not known.
+  double forward_seconds = 0;
+  double backward_seconds = 0;
   /// The model's parameters, by their positions in it, in the order in which a step first used them. Empty where chunks
   /// in that order would be no better than chunks in the order of construction; then what follows is 0.
   std::vector<std::uint32_t> order{};

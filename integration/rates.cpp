@@ -148,10 +148,7 @@ void RatesFile::save(const Rates& rates) const {
   json["version"] = kVersion;
   json["machine"] = this_machine();
   json.update(json_of(rates));
-  if (const int error_number = replace_file(path_, text_of(json) + "\n"); error_number != 0) {
-    log(LogLevel::warning, "the rates are not kept: writing " + path_.string() +
-                               " failed: " + std::generic_category().message(error_number));
-  }
+  keep_in_cache(path_, text_of(json) + "\n", "the rates are");
 }
 
 std::string to_json(const Rates& rates) { return text_of(json_of(rates)); }

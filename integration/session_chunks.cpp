@@ -96,6 +96,16 @@ RestingRoom SessionState::not_for_resting(const RestingRoom& to_be_freed) const 
   return taken;
 }
 
+StepRates SessionState::step_rates() const {
+  StepRates rates{.read_bytes_per_second = memory_.nvme_read_rate(),
+                  .write_bytes_per_second = memory_.nvme_write_rate()};
+  for (const Model& model : models_) {
+    rates.forward_seconds = std::max(rates.forward_seconds, model.notes.forward_seconds);
+    rates.backward_seconds = std::max(rates.backward_seconds, model.notes.backward_seconds);
+  }
+  return rates;
+}
+
 std::vector<std::uint32_t> SessionState::make_way_for(std::span<const ChunkRequest> states) {
   const auto& shares = config_.placement.optimizer;
   std::vector<std::uint32_t> moved;
@@ -122,8 +132,9 @@ std::vector<std::uint32_t> SessionState::make_way_for(std::span<const ChunkReque
   };
   std::uint64_t lacking = saturating_subtract(static_cast<std::uint64_t>(host_bytes), left(Tier::host));
   std::uint64_t on_nvme = saturating_subtract(left(Tier::nvme), static_cast<std::uint64_t>(nvme_bytes));
+  std::uint64_t may_move = gradient_bytes_for_nvme(lacking, step_rates());
   // The last first: backward makes their gradients first, and the update wants them last.
-  for (auto set = static_cast<std::uint32_t>(chunk_sets_.size()); set-- > 0 && lacking > 0;) {
+  for (auto set = static_cast<std::uint32_t>(chunk_sets_.size()); set-- > 0 && may_move > 0;) {
     const std::optional<ChunkId>& gradient = chunk_sets_[set].gradient;
     if (!gradient || !set_infos_[set].gradients_read_once || set_infos_[set].parameters == 0 || holds_something[set] ||
         memory_.stream().inspect([&](const Policy& policy) { return policy.chunk(*gradient).info().home; }) !=
@@ -139,6 +150,7 @@ std::vector<std::uint32_t> SessionState::make_way_for(std::span<const ChunkReque
     moved.push_back(set);
     on_nvme -= room[index_of(Tier::nvme)];
     lacking = still_lacking;
+    may_move = saturating_subtract(may_move, room[index_of(Tier::host)]);
   }
   return moved;
 }

@@ -116,7 +116,7 @@ class SessionMemory::HostBlocks final : public BlockSource {
 namespace {
 
 bool uses_rates(const Config& config) {
-  return !config.nvme.paths.empty() && (!config.io.block || config.io.depth == 0);
+  return !config.nvme.paths.empty() && (!config.io.block || config.io.depth == 0 || !config.placement.gradients);
 }
 
 }  // namespace
@@ -127,6 +127,8 @@ SessionMemory::SessionMemory(const Config& config) {
   const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
                                       uses_rates(config) ? RatesFile().load() : Rates{});
   chunk_bytes_ = plan.chunk_bytes;
+  nvme_read_rate_ = plan.nvme_read_rate;
+  nvme_write_rate_ = plan.nvme_write_rate;
   device_chunk_limit_ = plan.device_chunk_limit;
   host_budget_ = std::make_shared<Budget>(Tier::host, plan.host_bytes);
   arena_ = std::make_unique<HostArena>(plan.granule_bytes, plan.granule_count);

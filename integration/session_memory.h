@@ -49,6 +49,9 @@ class SessionMemory {
   Budget& budget(Tier tier) const noexcept;
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint64_t device_chunk_limit() const noexcept { return device_chunk_limit_; }
+  // As MemoryPlan has them.
+  double nvme_read_rate() const noexcept { return nvme_read_rate_; }
+  double nvme_write_rate() const noexcept { return nvme_write_rate_; }
   Timeline& timeline() const noexcept { return *timeline_; }
   bool has_nvme() const noexcept { return store_ != nullptr; }
 
@@ -93,6 +96,8 @@ class SessionMemory {
 
   std::uint64_t chunk_bytes_ = 0;
   std::uint64_t device_chunk_limit_ = 0;
+  double nvme_read_rate_ = 0;
+  double nvme_write_rate_ = 0;
   c10::Device program_device_ = c10::DeviceType::CPU;
   std::optional<unsigned> numa_node_;  ///< that the device is near to
   std::shared_ptr<Device> device_;

@@ -39,6 +39,9 @@ bool SessionState::learn_of(Model& model, bool reads_gradients_again) noexcept {
     ModelNotes learned = model.notes;
     if (places_gradients_by_notes()) {
       learned.gradients_read_once = accumulations == 1 && !reads_gradients_again;
+      if (!learned.gradients_read_once) {
+        learned.forward_seconds = learned.backward_seconds = 0;
+      }
     }
     if (lays_out_by_notes()) {
       learned.order = better_order_of(model);
@@ -99,8 +102,21 @@ void SessionState::learn_at_end() {
     if (model.is_learned) {
       ModelNotes notes = model.notes;
       note_device_bytes(model, notes);
+      note_step_times(notes);
       keep(model, std::move(notes));
     }
+  }
+}
+
+void SessionState::note_step_times(ModelNotes& notes) const {
+  // Times differ from run to run: for less than that nothing is written, nor placed in another way.
+  const auto is_far_from = [](double known, double seen) { return seen < known * 0.8 || seen > known * 1.25; };
+  const double forward = step_clock_.forward_seconds();
+  const double backward = step_clock_.backward_seconds();
+  if (notes.gradients_read_once && places_gradients_by_notes() && backward > 0 &&
+      (is_far_from(notes.forward_seconds, forward) || is_far_from(notes.backward_seconds, backward))) {
+    notes.forward_seconds = forward;
+    notes.backward_seconds = backward;
   }
 }
 

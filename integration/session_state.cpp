@@ -7,6 +7,7 @@
 #include <c10/util/hash.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "integration/background_updates.h"
@@ -167,6 +168,11 @@ void SessionState::end_step(bool reads_gradients_again) {
     }
   }
   pass_ = Pass::unknown;
+  if (places_gradients_by_notes()) {
+    const auto held = lock();
+    step_clock_.end_step(moment());
+    is_in_forward_ = false;
+  }
   memory_.stream().step_mark();
   if (planner_ != nullptr) {
     planner_->end_step();
@@ -182,7 +188,14 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, c10::ArrayRe
   // A backward belongs to its forward; what has no input of its own, such as clipping, to what runs.
   const bool with_graph = at::GradMode::is_enabled();
   const Pass pass = with_graph ? Pass::with_graph : Pass::without_graph;
-  if (pass_ == pass || torch::autograd::get_current_graph_task_id() != -1) {
+  if (pass_ == pass) {
+    return;
+  }
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    if (is_in_forward_ && is_in_forward_.exchange(false)) {
+      const auto held = lock();
+      step_clock_.begin_backward(moment());
+    }
     return;
   }
   const std::uint64_t input_shapes = shapes_of_ordinary_tensors(inputs);
@@ -198,11 +211,17 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, c10::ArrayRe
       return;
     }
     first = managed->storage->chunk();
+    if (with_graph && places_gradients_by_notes()) {
+      step_clock_.begin_forward(moment());
+      is_in_forward_ = true;
+    }
   }
   pass_ = pass;
   // Told apart by what it computes with, too: programs train several models in turn.
   memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (with_graph ? 1 : 0));
 }
+
+StepClock::Moment SessionState::moment() const { return {monotonic_ns(), memory_.stream().usage().stall_seconds}; }
 
 std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand> operands,
                                                        c10::ArrayRef<const c10::IValue> inputs) noexcept {

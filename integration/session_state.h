@@ -48,6 +48,7 @@
 #include "integration/unique_names.h"
 #include "memory/layout.h"
 #include "memory/placement.h"
+#include "memory/step_clock.h"
 #include "optimizer/update_queue.h"
 
 namespace terrace {
@@ -194,9 +195,13 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Of first use, where chunks in that order are better.
   std::vector<std::uint32_t> better_order_of(const Model& model) const;
   void note_device_bytes(const Model& model, ModelNotes& notes) const;
+  void note_step_times(ModelNotes& notes) const;
   void keep(Model& model, ModelNotes notes);
-  /// What the whole run has needed.
+  /// What the whole run has needed, and how long its steps were.
   void learn_at_end();
+  StepClock::Moment moment() const;
+  /// What notes and measurements tell of it.
+  StepRates step_rates() const;
   /// Works out what `memory_usage` tells of the chunks.
   void note_waste();
   void manage_buffers(torch::nn::Module& module, UniqueNames& names);
@@ -231,8 +236,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   bool lays_out_by_notes() const { return config_.placement.order != "construction"; }
   /// Bytes of each tier that no further chunk may rest in.
   RestingRoom not_for_resting(const RestingRoom& to_be_freed) const;
-  /// Where states lack room on the host, has gradients that are read once rest on NVMe by default; those that hold
-  /// something stay. Returns of which sets.
+  /// Where states lack room on the host, has gradients that are read once rest on NVMe by default, as far as that makes
+  /// the step shorter; those that hold something stay. Returns of which sets.
   std::vector<std::uint32_t> make_way_for(std::span<const ChunkRequest> states);
   /// They hold nothing. Throws OutOfMemory or IoError, and then they rest where they did.
   void move_gradients(std::uint32_t set, Tier home);
@@ -303,6 +308,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::atomic<std::uint64_t> chunk_room_bytes_{0};
   std::atomic<std::uint64_t> chunk_wasted_bytes_{0};
   std::vector<Model> models_;
+  StepClock step_clock_;  ///< where gradients are placed by notes
+  std::atomic<bool> is_in_forward_{false};
   /// While a model is to be learned of: what ops use is noted, of any thread.
   std::atomic<bool> is_learning_{false};
   std::atomic<std::uint32_t> first_uses_{0};

@@ -46,4 +46,17 @@ std::vector<Tier> choose_homes(std::span<const std::array<std::uint64_t, tier_co
   return homes;
 }
 
+std::uint64_t gradient_bytes_for_nvme(std::uint64_t lacking, const StepRates& rates) {
+  const double read = rates.read_bytes_per_second;
+  const double write = rates.write_bytes_per_second;
+  if (read <= 0 || write <= 0 || rates.forward_seconds <= 0 || rates.backward_seconds <= 0) {
+    return lacking;
+  }
+  const auto all = static_cast<double>(lacking);
+  const double hidden_by_backward = write * rates.backward_seconds;
+  // Each byte that a gradient takes off the states' saves a write behind forward.
+  const double too_many_for_forward = write * (all / read + all / write - rates.forward_seconds);
+  return static_cast<std::uint64_t>(std::clamp(std::max(hidden_by_backward, too_many_for_forward), 0.0, all));
+}
+
 }  // namespace terrace

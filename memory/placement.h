@@ -25,4 +25,19 @@ using RestingRoom = std::array<std::uint64_t, tier_count>;
 std::vector<Tier> choose_homes(std::span<const std::array<std::uint64_t, tier_count>> room_bytes,
                                const std::optional<Config::Shares>& shares, RestingRoom& room);
 
+/// What a step computes, and how fast the drive under NVMe is, together with all others that it is striped over. 0
+/// where that is not known.
+struct StepRates {
+  double forward_seconds = 0;
+  double backward_seconds = 0;
+  double read_bytes_per_second = 0;
+  double write_bytes_per_second = 0;
+};
+
+/// Where `lacking` bytes of gradients that are written and read once a step, and of states, have no room on the host:
+/// how much of it gradients should be, at most. They are written to NVMe within backward, and read behind the next
+/// forward; states are read and written behind that forward. So gradients go there as long as the drive is done with
+/// them before backward is, or with the rest only after forward: then both end together. All where nothing is known.
+std::uint64_t gradient_bytes_for_nvme(std::uint64_t lacking, const StepRates& rates);
+
 }  // namespace terrace

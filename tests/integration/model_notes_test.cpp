@@ -39,7 +39,12 @@ TEST_F(ModelNotesTest, give_back_what_was_saved_last) {
   const ModelNotesFile file(folder_.path() / "terrace" / "models" / "model.json", 3);
   EXPECT_EQ(file.load(), std::nullopt);
   testing::internal::CaptureStderr();
-  const ModelNotes all{.gradients_read_once = true, .order = {2, 0, 1}, .device_bytes = 1ULL << 40, .most_operands = 7};
+  const ModelNotes all{.gradients_read_once = true,
+                       .forward_seconds = 0.125,
+                       .backward_seconds = 0.3,
+                       .order = {2, 0, 1},
+                       .device_bytes = 1ULL << 40,
+                       .most_operands = 7};
   file.save(all);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the next run places this model by"));
   EXPECT_EQ(file.load(), all);
@@ -58,11 +63,16 @@ TEST_F(ModelNotesTest, of_a_large_model_give_back_its_order) {
 
 TEST_F(ModelNotesTest, are_removed_with_a_line_where_they_are_none) {
   const auto notes = [](const std::string& version, const std::string& once, const std::string& order) {
-    return R"({"version": )" + version + R"(, "gradients_read_once": )" + once + R"(, "order": )" + order +
+    return R"({"version": )" + version + R"(, "gradients_read_once": )" + once +
+           R"(, "forward_seconds": 1, "backward_seconds": 2, "order": )" + order +
            R"(, "device_bytes": 5, "most_operands": 1})";
   };
-  EXPECT_EQ(loaded(notes("2", "true", "[1, 0, 2]")),
-            (ModelNotes{.gradients_read_once = true, .order = {1, 0, 2}, .device_bytes = 5, .most_operands = 1}));
+  EXPECT_EQ(loaded(notes("2", "true", "[1, 0, 2]")), (ModelNotes{.gradients_read_once = true,
+                                                                 .forward_seconds = 1,
+                                                                 .backward_seconds = 2,
+                                                                 .order = {1, 0, 2},
+                                                                 .device_bytes = 5,
+                                                                 .most_operands = 1}));
   EXPECT_EQ(logged_, "");
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("[]"), std::string(R"({"version": 2})"), notes("2", "1", "[]"),

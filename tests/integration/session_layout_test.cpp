@@ -1,16 +1,19 @@
 // How a session lays parameters out: in chunks of the size that wastes least, and by the order of use once that is
 // known.
 
+#include <chrono>
 #include <filesystem>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "base/error.h"
 #include "integration/pause.h"
+#include "integration/rates.h"
 #include "tests/base/environment_variable.h"
 #include "tests/integration/session_world.h"
 
@@ -30,9 +33,11 @@ struct Layers : torch::nn::Module {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       x = torch::tanh(layers[i * static_cast<std::size_t>(stride) % layers.size()](x));
     }
+    std::this_thread::sleep_for(more_forward);
     return x.pow(2).mean();
   }
-  const int stride;  ///< it uses them by steps of so many
+  std::chrono::milliseconds more_forward{0};  ///< it computes for so much longer
+  const int stride;                           ///< it uses them by steps of so many
   std::vector<torch::nn::Linear> layers;
 };
 
@@ -145,6 +150,30 @@ TEST_F(PlacementByDefault, gradients_that_are_added_to_or_read_for_their_norm_st
   run(&config);     // learns that they are read once
   run(&config, 2);  // and that they are not
   EXPECT_FALSE(rests_on_nvme(run(&config, 2), Kind::gradient));
+}
+
+TEST_F(PlacementByDefault, gradients_make_as_much_way_as_backward_hides_on_a_drive_whose_rates_are_known) {
+  const Config config = two_thirds_on_the_host();
+  // What is lacking would be written in 0.1 s: within forward, but not within backward.
+  Rates rates;
+  rates.paths[path_key(config.nvme.paths.front())] = {.read = 1e9,
+                                                      .write = 10.0 * layer_count / 3 * chunk_bytes,
+                                                      .engine = "threads",
+                                                      .block_bytes = 4096,
+                                                      .depth = 8,
+                                                      .direct = true,
+                                                      .measured_at = time_now()};
+  RatesFile().save(rates);
+  const auto run_slowly = [&] {
+    SessionWorld world(&config);
+    auto model = world.build<Layers>();
+    model->more_forward = std::chrono::milliseconds(300);
+    return run(world, model, 1, 0);
+  };
+  run_slowly();
+  const Run made = run_slowly();
+  EXPECT_TRUE(rests_on_nvme(made, Kind::gradient));
+  EXPECT_TRUE(rests_on_nvme(made, Kind::momentum) || rests_on_nvme(made, Kind::variance));
 }
 
 TEST_F(PlacementByDefault, gradients_make_no_way_for_moments_that_fit_or_that_there_are_not) {

@@ -85,5 +85,47 @@ TEST(Placement, shares_are_followed_even_where_there_is_no_room) {
   EXPECT_EQ(room, (RestingRoom{0, 100, 100}));
 }
 
+/// Seconds of a step whose drive has so many bytes of gradients, and states up to `lacking`.
+double step_seconds(double gradients, double lacking, const StepRates& rates) {
+  const double behind_forward =
+      lacking / rates.read_bytes_per_second + (lacking - gradients) / rates.write_bytes_per_second;
+  return std::max(rates.forward_seconds, behind_forward) +
+         std::max(rates.backward_seconds, gradients / rates.write_bytes_per_second);
+}
+
+TEST(Placement, gradients_take_as_much_of_nvme_as_makes_the_step_shortest) {
+  std::mt19937_64 random(5);
+  std::uniform_real_distribution<double> factor(0.1, 10);
+  int parts = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const StepRates rates{.forward_seconds = factor(random),
+                          .backward_seconds = factor(random),
+                          .read_bytes_per_second = 1000 * factor(random),
+                          .write_bytes_per_second = 1000 * factor(random)};
+    const auto lacking = static_cast<std::uint64_t>(5000 * factor(random));
+    const std::uint64_t chosen = gradient_bytes_for_nvme(lacking, rates);
+    ASSERT_LE(chosen, lacking);
+    parts += chosen > 0 && chosen < lacking ? 1 : 0;
+    const auto all = static_cast<double>(lacking);
+    const double seconds = step_seconds(static_cast<double>(chosen), all, rates);
+    for (int part = 0; part <= 64; ++part) {
+      ASSERT_LE(seconds, step_seconds(all * part / 64, all, rates) * (1 + 1e-3)) << "case " << i << ", part " << part;
+    }
+  }
+  EXPECT_GT(parts, 20);
+}
+
+TEST(Placement, gradients_take_all_of_nvme_where_rates_or_times_are_not_known) {
+  const StepRates known{
+      .forward_seconds = 9, .backward_seconds = 1, .read_bytes_per_second = 100, .write_bytes_per_second = 10};
+  EXPECT_EQ(gradient_bytes_for_nvme(50, known), 10u);
+  for (double StepRates::*const each : {&StepRates::forward_seconds, &StepRates::backward_seconds,
+                                        &StepRates::read_bytes_per_second, &StepRates::write_bytes_per_second}) {
+    StepRates rates = known;
+    rates.*each = 0;
+    EXPECT_EQ(gradient_bytes_for_nvme(50, rates), 50u);
+  }
+}
+
 }  // namespace
 }  // namespace terrace
