@@ -22,6 +22,9 @@ constexpr int kVersion = 2;
 /// What notes take at most, and each parameter besides.
 constexpr std::uintmax_t kMostBytes = 4096;
 constexpr std::uintmax_t kMostBytesAParameter = 12;
+/// So that sums of what notes tell are sums.
+constexpr std::uint64_t kMostOperands = std::uint64_t{1} << 20U;
+constexpr std::uint64_t kMostDeviceBytes = std::uint64_t{1} << 56U;
 
 std::string key_of(std::span<const ManagedParameter> model) {
   std::string text;
@@ -58,6 +61,9 @@ ModelNotes notes_from(const std::filesystem::path& path, std::size_t parameters)
                    .device_bytes = json.at("device_bytes").get<std::uint64_t>(),
                    .most_operands = json.at("most_operands").get<std::uint64_t>()};
   require_order(notes.order, parameters);
+  if (notes.most_operands > kMostOperands || notes.device_bytes > kMostDeviceBytes) {
+    throw std::runtime_error("no run has needed so much");
+  }
   return notes;
 }
 

@@ -32,9 +32,10 @@ struct ModelNotes {
   std::uint64_t most_operands = 0;
 
   /// What the device may need more at one moment with chunks of at most so many bytes in another order: operands in a
-  /// chunk each, and, as what rests there does so by whole chunks, one of parameters and one of gradients.
+  /// chunk each, and, as what rests there does so by whole chunks, one of each kind.
   std::uint64_t more_in_another_order(std::uint64_t chunk_bytes) const noexcept {
-    return (most_operands + 2) * chunk_bytes;
+    constexpr std::uint64_t kinds = 5;  // parameter, gradient, master, momentum, variance
+    return (most_operands + kinds) * chunk_bytes;
   }
 
   bool operator==(const ModelNotes&) const = default;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/log.h"
 #include "integration/session_state.h"
 
 namespace terrace {
@@ -27,7 +28,7 @@ std::uint64_t SessionState::largest_on_device(const Layout& layout) const {
   std::uint64_t largest = 0;
   for (const LayoutChunk& chunk : layout.chunks) {
     const SetInfo info{.type = type_of(chunk), .elements = chunk.elements};
-    for (const Kind kind : {Kind::parameter, Kind::gradient}) {
+    for (const Kind kind : {Kind::parameter, Kind::gradient, Kind::master, Kind::momentum, Kind::variance}) {
       largest = std::max(largest, memory_.stream().room_bytes(bytes_of(info, kind))[index_of(Tier::device)]);
     }
   }
@@ -59,7 +60,11 @@ SessionState::ModelLayout SessionState::choose_layout(std::span<const ManagedPar
     runs.push_back(run_of(parameter));
   }
   ModelLayout by_construction = planned(runs, searches ? memory_.chunk_bytes() : chunk_bytes_.load());
+  const bool is_asked_for = config_.placement.order == "use";
   if (!lays_out_by_notes() || notes.order.empty()) {
+    if (is_asked_for) {
+      log(LogLevel::info, "no order of use is known, or none that is better than that of construction");
+    }
     return by_construction;
   }
   std::vector<LayoutRun> in_order;
@@ -69,7 +74,6 @@ SessionState::ModelLayout SessionState::choose_layout(std::span<const ManagedPar
   ModelLayout by_use = planned(in_order, by_construction.chunk_bytes);
   by_use.layout = std::move(by_use.layout).in_order_of(notes.order);
   by_use.is_by_use = true;
-  const bool is_asked_for = config_.placement.order == "use";
   return is_asked_for || has_room_for(by_use, by_construction, notes) ? by_use : by_construction;
 }
 

@@ -176,7 +176,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   static LayoutRun run_of(const ManagedParameter& parameter);
   /// What AdamW keeps of such runs takes so much, on the host and where the program computes.
   std::uint64_t room_of(const LayoutChunk& chunk) const;
-  /// The most that a chunk of parameters or gradients takes there.
+  /// The most that a chunk of any kind takes there.
   std::uint64_t largest_on_device(const Layout& layout) const;
   /// The parameters of one call of `manage`.
   struct Model {

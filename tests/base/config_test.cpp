@@ -72,8 +72,12 @@ Config every_key() {
   config.device = {"emulated", 64ULL << 20, 48ULL << 20, 1'500'000'000, 20};
   config.host = {3ULL << 29};
   config.nvme = {{"/data/a", "relative/b"}, 100'000'000'000};
-  config.placement = {Config::Shares{0.25, 0.75, 0}, Config::Shares{0, 1, 0}, Config::Shares{0, 0.5, 0.5}, "recompute",
-                      2ULL << 20, "use"};
+  config.placement = {Config::Shares{0.25, 0.75, 0},
+                      Config::Shares{0, 1, 0},
+                      Config::Shares{0, 0.5, 0.5},
+                      "recompute",
+                      2ULL << 20,
+                      "use"};
   config.optimizer = {"immediate"};
   config.io = {"threads", 512 << 10, 16, 3};
   config.timeline = {64 << 10};

@@ -78,8 +78,10 @@ TEST_F(ModelNotesTest, are_removed_with_a_line_where_they_are_none) {
        {std::string(), std::string("{"), std::string("[]"), std::string(R"({"version": 2})"), notes("2", "1", "[]"),
         notes("1", "true", "[]"), notes("2", "true", "5"), notes("2", "true", "[0, 1]"),
         notes("2", "true", "[0, 1, 3]"), notes("2", "true", "[0, 1, 1]"), notes("2", "true", "[0, 1, 2, 3]"),
-        notes("2", "true", "[0, 1, -1]"), notes("2", "true", "[]") + std::string(5000, ' '),
-        R"({"version": )" + std::string(1 << 20, '[')}) {
+        notes("2", "true", "[0, 1, -1]"),
+        std::string(R"({"version": 2, "gradients_read_once": true, "forward_seconds": 1, "backward_seconds": 2, )"
+                    R"("order": [], "device_bytes": 5, "most_operands": 18446744073709551615})"),
+        notes("2", "true", "[]") + std::string(5000, ' '), R"({"version": )" + std::string(1 << 20, '[')}) {
     EXPECT_EQ(loaded(text), std::nullopt) << text.substr(0, 120);
     EXPECT_THAT(logged_, HasSubstr("is of no use")) << text.substr(0, 120);
     EXPECT_FALSE(std::filesystem::exists(path_)) << text.substr(0, 120);

@@ -109,14 +109,14 @@ class PlacementByDefault : public ::testing::Test {
   /// Layers whose chunks do not all fit the device, and that are not used in the order in which they are made.
   static Run run_out_of_order(const Config* config) {
     SessionWorld world(config);
-    return run(world, world.build<Layers>(36, 7), 1, 0);
+    return run(world, world.build<Layers>(72, 7), 1, 0);
   }
 
-  /// Of 24 chunks the device has room for ten, less what the program computes with.
-  static Config ten_chunks() {
+  /// Of 48 chunks the device has room for 14, less what the program computes with.
+  static Config fourteen_chunks() {
     Config config = tight();
     config.device.chunks.reset();
-    config.device.memory = 10 * chunk_bytes;
+    config.device.memory = 14 * chunk_bytes;
     return config;
   }
 
@@ -201,7 +201,7 @@ TEST_F(PlacementByDefault, gradients_that_hold_something_stay_where_they_are) {
 }
 
 TEST_F(PlacementByDefault, parameters_share_chunks_in_the_order_of_their_first_use_from_the_next_run_on) {
-  const Config config = ten_chunks();
+  const Config config = fourteen_chunks();
   const Run plain = run_out_of_order(nullptr);
   const Run first = run_out_of_order(&config);
   expect_same(first.results, plain.results);
@@ -216,7 +216,7 @@ TEST_F(PlacementByDefault, parameters_share_chunks_in_the_order_of_their_first_u
 }
 
 TEST_F(PlacementByDefault, the_order_of_use_is_followed_only_where_the_device_has_room_for_any) {
-  const Config roomy = ten_chunks();
+  const Config roomy = fourteen_chunks();
   const std::uint64_t needed = run_out_of_order(&roomy).usage.needed(Tier::device);
   Config config = roomy;
   config.device.memory = needed;
@@ -227,7 +227,7 @@ TEST_F(PlacementByDefault, the_order_of_use_is_followed_only_where_the_device_ha
 }
 
 TEST_F(PlacementByDefault, the_order_is_the_one_that_is_asked_for) {
-  Config config = ten_chunks();
+  Config config = fourteen_chunks();
   config.placement.order = "use";
   EXPECT_FALSE(run_out_of_order(&config).usage.laid_out_by_use) << "nobody knows it";
   const std::uint64_t needed = run_out_of_order(&config).usage.needed(Tier::device);
@@ -235,13 +235,13 @@ TEST_F(PlacementByDefault, the_order_is_the_one_that_is_asked_for) {
   const Run tight_by_use = run_out_of_order(&config);
   EXPECT_TRUE(tight_by_use.usage.laid_out_by_use);
   EXPECT_EQ(tight_by_use.usage.needed(Tier::device), needed) << "the budget that was told holds for this order";
-  config = ten_chunks();
+  config = fourteen_chunks();
   config.placement.order = "construction";
   EXPECT_FALSE(run_out_of_order(&config).usage.laid_out_by_use);
 }
 
 TEST_F(PlacementByDefault, no_order_is_kept_of_a_model_that_is_used_as_it_is_made) {
-  const Config config = ten_chunks();
+  const Config config = fourteen_chunks();
   run(&config);
   EXPECT_EQ(kept_notes(), 0u);
 }
