@@ -3,23 +3,30 @@
 
 #include <cstdint>
 #include <fstream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
 namespace terrace {
 
-/// Bytes of the memory that page blocks are made of, as this process has them mapped, with all that is anonymous
-/// besides.
+/// Bytes of the memory that page blocks are made of, as this process has them mapped: that for which huge pages were
+/// asked (the flag hg of proc_pid_smaps(5)). The C library's and a sanitizer's are others.
 inline std::uint64_t pages_in_process() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "RssAnon:") {
-      std::uint64_t kib = 0;
-      status >> kib;
-      return kib * 1024;
+  std::ifstream mappings("/proc/self/smaps");
+  if (!mappings) throw std::runtime_error("no /proc/self/smaps");
+  std::uint64_t kib = 0;
+  std::uint64_t of_mapping = 0;
+  for (std::string line; std::getline(mappings, line);) {
+    std::istringstream words(line);
+    std::string word;
+    words >> word;
+    if (word == "Rss:") {
+      words >> of_mapping;
+    } else if (word == "VmFlags:") {
+      while (words >> word) kib += word == "hg" ? of_mapping : 0;
     }
   }
-  throw std::runtime_error("no RssAnon in /proc/self/status");
+  return kib * 1024;
 }
 
 }  // namespace terrace
