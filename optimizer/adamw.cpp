@@ -27,9 +27,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 struct AdamWKernel {
   using Step = AdamWStep;
   static constexpr bool keeps_variance = true;
-  static HWY_INLINE void apply(const AdamWStep& step, FloatVector gradient, FloatVector& parameter,
-                               FloatVector& momentum, FloatVector& variance) {
-    adamw_formula<VectorMath>(step, gradient, parameter, momentum, variance);
+  using Change = AdamWChange<FloatVector>;
+  static HWY_INLINE Change update_states(const AdamWStep& step, FloatVector gradient, FloatVector,
+                                         FloatVector& momentum, FloatVector& variance) {
+    return update_adamw_states<VectorMath>(step, gradient, momentum, variance);
+  }
+  static HWY_INLINE void update_parameter(const AdamWStep& step, const Change& change, FloatVector& parameter) {
+    update_by_adamw<VectorMath>(step, change, parameter);
   }
 };
 

@@ -26,10 +26,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 struct SgdKernel {
   using Step = SgdStep;
   static constexpr bool keeps_variance = false;
-  static HWY_INLINE void apply(const SgdStep& step, FloatVector gradient, FloatVector& parameter, FloatVector& momentum,
-                               FloatVector&) {
-    sgd_formula<VectorMath>(step, gradient, parameter, momentum);
+  using Change = FloatVector;
+  static HWY_INLINE Change update_states(const SgdStep& step, FloatVector gradient, FloatVector parameter,
+                                         FloatVector& momentum, FloatVector&) {
+    const Change change = update_sgd_momentum<VectorMath>(step, gradient, parameter, momentum);
     momentum = with_short_nans(momentum);  // a parameter's may be in it
+    return change;
+  }
+  static HWY_INLINE void update_parameter(const SgdStep& step, const Change& change, FloatVector& parameter) {
+    update_by_sgd<VectorMath>(step, change, parameter);
   }
 };
 

@@ -55,7 +55,8 @@ void adamw(const AdamWStep& step, Parameter& parameter, Gradient gradient, Eleme
   float w = master_of(parameter, master);
   float m = widened(momentum, ElementType::bfloat16);
   float v = widened(variance, ElementType::bfloat16);
-  adamw_formula<ScalarMath>(step, widened(gradient, gradient_type), w, m, v);
+  const auto change = update_adamw_states<ScalarMath>(step, widened(gradient, gradient_type), m, v);
+  update_by_adamw<ScalarMath>(step, change, w);
   store_master(w, parameter, master);
   store_momentum(m, step, momentum);
   store_variance(v, step, variance);

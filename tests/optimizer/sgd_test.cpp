@@ -41,7 +41,9 @@ void update_by_reference(State& state, const SgdStep& step, const typename State
     auto& master = State::has_master ? state.master[i] : none;
     float p = reference::master_of(state.parameter[i], master);
     float m = reference::widened(state.momentum[i], ElementType::bfloat16);
-    reference::sgd_formula<reference::ScalarMath>(step, reference::widened(gradient[i], State::gradients), p, m);
+    const float g = reference::widened(gradient[i], State::gradients);
+    const float change = reference::update_sgd_momentum<reference::ScalarMath>(step, g, p, m);
+    reference::update_by_sgd<reference::ScalarMath>(step, change, p);
     reference::store_master(p, state.parameter[i], master);
     if constexpr (std::is_same_v<typename State::MomentLane, float>) {
       state.momentum[i] = m;
