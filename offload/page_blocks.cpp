@@ -17,30 +17,33 @@ constexpr std::uint64_t page_bytes = 4096;
 
 [[noreturn]] void refuse(std::uint64_t bytes, const char* what) {
   throw OutOfMemory("device: " + std::string(what) + " " + format_bytes(bytes) + " failed: " + std::strerror(errno),
-                    "lower device.memory or host.memory to what the machine has");
+                    "lower device.memory or host.memory to what the machine has, or raise what it allows a process "
+                    "(ulimit -d, ulimit -v, vm.max_map_count)");
 }
 
-/// What holds nothing that anybody wants gets cleared pages, when they are touched.
-void renew(std::byte* memory, std::uint64_t bytes) noexcept {
-  mmap(memory, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  madvise(memory, bytes, MADV_HUGEPAGE);
-}
-
-/// The pages of `from` are those of `to` from now on, in place of its own; `from` stays mapped, with none. False where
-/// the system refuses: then there are cleared ones at `to`, and `from` is as it was.
-bool move_pages(std::byte* from, std::byte* to, std::uint64_t bytes) noexcept {
-  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) {
+/// What holds nothing that anybody wants, or is not even mapped any more, can be touched and is cleared then. False
+/// where the system refuses.
+bool renew(std::byte* memory, std::uint64_t bytes) noexcept {
+  constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+  void* const mapped = mmap(memory, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (mapped == memory) {
     return true;
   }
-  const int error = errno;
-  renew(to, bytes);
-  errno = error;
-  return false;
+  if (mapped != MAP_FAILED) {  // before Linux 4.17, which takes the address for a wish
+    munmap(mapped, bytes);
+  }
+  return mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0;
+}
+
+/// The pages of `from` are those of `to` from now on; `from` stays mapped, with none. False where the system refuses:
+/// then `from` is as it was, and `to`, which had none, may not be mapped any more.
+bool move_pages(std::byte* from, std::byte* to, std::uint64_t bytes) noexcept {
+  return mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED;
 }
 
 }  // namespace
 
-void PageBlocks::Extents::add(Extent extent) {
+PageBlocks::Extent PageBlocks::Extents::add(Extent extent) {
   bytes_ += extent.bytes;
   auto after = by_offset_.upper_bound(extent.offset);
   if (after != by_offset_.end() && extent.offset + extent.bytes == after->first) {
@@ -57,6 +60,7 @@ void PageBlocks::Extents::add(Extent extent) {
   }
   by_offset_.emplace(extent.offset, extent.bytes);
   by_size_.emplace(extent.bytes, extent.offset);
+  return extent;
 }
 
 bool PageBlocks::Extents::take_whole(std::uint64_t bytes, Extent& found) {
@@ -94,12 +98,14 @@ PageBlocks::PageBlocks(std::uint64_t capacity) : capacity_(rounded(capacity)) {
   if (capacity_ == 0) {
     return;
   }
+  fresh_.add({0, capacity_});
   base_ = map_from_huge_page(capacity_);
   if (base_ == nullptr) {
     refuse(capacity_, "mapping");
   }
+  // Pages that move before any page beside them was touched would not be of one mapping with those when they are back.
+  *base_ = std::byte{};
   madvise(base_, capacity_, MADV_HUGEPAGE);  // where the system has them
-  fresh_.add({0, capacity_});
 }
 
 PageBlocks::~PageBlocks() {
@@ -130,55 +136,69 @@ std::byte* PageBlocks::take(std::uint64_t bytes, std::uint64_t limit) {
   for (std::uint64_t left = bytes; left > 0; left -= pieces.back().bytes) {
     pieces.push_back((kept_.bytes() > 0 ? kept_ : fresh_).take_largest(left));
   }
-  std::byte* block = nullptr;
-  try {
-    block = map_together(pieces, bytes);
-    scattered_.emplace(block, pieces);
-    return block;
-  } catch (...) {
-    if (block != nullptr) {
-      munmap(block, bytes);
-    }
+  return map_together(std::move(pieces), bytes);
+}
+
+std::byte* PageBlocks::map_together(std::vector<Extent> pieces, std::uint64_t bytes) {
+  void* const mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
     for (const Extent& piece : pieces) {
       kept_.add(piece);
     }
-    throw;
-  }
-}
-
-std::byte* PageBlocks::map_together(const std::vector<Extent>& extents, std::uint64_t bytes) {
-  void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) {
+    errno = error;
     refuse(bytes, "mapping");
   }
   auto* const block = static_cast<std::byte*>(mapped);
+  const std::vector<Extent>& scattered = scattered_.emplace(block, std::move(pieces)).first->second;
   std::byte* at = block;
-  for (const Extent& extent : extents) {
-    if (!move_pages(base_ + extent.offset, at, extent.bytes)) {
-      note_fallback("device: pages are cleared where scattered ones would be moved together", std::strerror(errno),
+  for (std::size_t i = 0; i < scattered.size(); ++i) {
+    const Extent piece = scattered[i];
+    keep_small(piece);
+    if (!move_pages(base_ + piece.offset, at, piece.bytes)) {
+      const int error = errno;
+      madvise(base_ + piece.offset, piece.bytes, MADV_DONTNEED);
+      if (!renew(at, piece.bytes)) {
+        take_apart(block, i);
+        errno = error;
+        refuse(bytes, "moving pages into one mapping of");
+      }
+      madvise(at, piece.bytes, MADV_HUGEPAGE);
+      note_fallback("device: pages are cleared where scattered ones would be moved together", std::strerror(error),
                     LogLevel::debug);
-      madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);
     }
-    at += extent.bytes;
+    at += piece.bytes;
   }
   return block;
+}
+
+void PageBlocks::take_apart(std::byte* block, std::size_t whole) noexcept {
+  const auto found = scattered_.find(block);
+  std::byte* at = block;
+  for (std::size_t i = 0; i < found->second.size(); ++i) {
+    const Extent piece = found->second[i];
+    std::byte* const home = base_ + piece.offset;
+    if (i >= whole || move_pages(at, home, piece.bytes)) {
+      kept_.add(piece);
+    } else if (renew(home, piece.bytes)) {
+      fresh_.add(piece);
+    }                  // else it is lost: a part of the address space that the system does not map again
+    if (i != whole) {  // may not be mapped any more, and by now be another's
+      munmap(at, piece.bytes);
+    }
+    at += piece.bytes;
+  }
+  scattered_.erase(found);
 }
 
 void PageBlocks::give_back(std::byte* block, std::uint64_t bytes) noexcept {
   bytes = rounded(bytes);
   const std::lock_guard lock(mutex_);
-  const auto found = scattered_.find(block);
-  if (found == scattered_.end()) {
+  if (const auto found = scattered_.find(block); found != scattered_.end()) {
+    take_apart(block, found->second.size());
+  } else {
     kept_.add({static_cast<std::uint64_t>(block - base_), bytes});
-    return;
   }
-  std::byte* at = block;
-  for (const Extent& extent : found->second) {
-    (move_pages(at, base_ + extent.offset, extent.bytes) ? kept_ : fresh_).add(extent);
-    at += extent.bytes;
-  }
-  munmap(block, bytes);
-  scattered_.erase(found);
 }
 
 std::uint64_t PageBlocks::mapped() const {
@@ -190,9 +210,33 @@ void PageBlocks::trim(std::uint64_t limit) noexcept {
   const std::lock_guard lock(mutex_);
   while (mapped_now() > limit && kept_.bytes() > 0) {
     const Extent extent = kept_.take_largest(rounded(mapped_now() - limit));
+    keep_small(extent);
     madvise(base_ + extent.offset, extent.bytes, MADV_DONTNEED);
-    fresh_.add(extent);
+    let_grow(fresh_.add(extent));
   }
+}
+
+void PageBlocks::keep_small(Extent extent) noexcept {
+  const std::uint64_t end = (extent.offset + extent.bytes + huge_page_bytes - 1) / huge_page_bytes;
+  for (std::uint64_t i = extent.offset / huge_page_bytes; i < end; ++i) {
+    if (small_.insert(i).second) {
+      advise(i, MADV_NOHUGEPAGE);
+    }
+  }
+}
+
+void PageBlocks::let_grow(Extent empty) noexcept {
+  const std::uint64_t end = (empty.offset + empty.bytes) / huge_page_bytes;
+  for (std::uint64_t i = (empty.offset + huge_page_bytes - 1) / huge_page_bytes; i < end; ++i) {
+    if (small_.erase(i) != 0) {
+      advise(i, MADV_HUGEPAGE);
+    }
+  }
+}
+
+void PageBlocks::advise(std::uint64_t stretch, int advice) noexcept {
+  const std::uint64_t offset = stretch * huge_page_bytes;
+  madvise(base_ + offset, std::min<std::uint64_t>(huge_page_bytes, capacity_ - offset), advice);
 }
 
 }  // namespace terrace

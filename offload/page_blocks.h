@@ -31,7 +31,7 @@ class PageBlocks {
   static std::uint64_t rounded(std::uint64_t bytes) noexcept;
 
   /// A block of `rounded(bytes)` bytes with undefined contents, while in use plus kept stays within `limit`. Throws
-  /// OutOfMemory if less than that is left of the capacity, or if the system refuses a mapping.
+  /// OutOfMemory if less than that is left of the capacity, or if the system refuses a mapping or to move pages.
   std::byte* take(std::uint64_t bytes, std::uint64_t limit);
   void give_back(std::byte* block, std::uint64_t bytes) noexcept;
 
@@ -51,7 +51,8 @@ class PageBlocks {
   class Extents {
    public:
     std::uint64_t bytes() const noexcept { return bytes_; }
-    void add(Extent extent);
+    /// The stretch that it is part of now.
+    Extent add(Extent extent);
     /// The smallest that holds `bytes`, cut to them; false if none does.
     bool take_whole(std::uint64_t bytes, Extent& found);
     /// At most `bytes` of the largest, from its end.
@@ -69,8 +70,16 @@ class PageBlocks {
 
   /// Mapped by blocks or kept for reuse.
   std::uint64_t mapped_now() const noexcept { return capacity_ - fresh_.bytes(); }
-  /// A mapping of its own of scattered pages.
-  std::byte* map_together(const std::vector<Extent>& extents, std::uint64_t bytes);
+  /// A mapping of its own of scattered pages. Without it they are free again.
+  std::byte* map_together(std::vector<Extent> pieces, std::uint64_t bytes);
+  /// The pages of such a mapping are back in the memory and free. Only the first `whole` pieces are there.
+  void take_apart(std::byte* block, std::size_t whole) noexcept;
+  // Of 2 MiB of which only a part has pages the system (khugepaged) would make one huge page in time, with pages that
+  // nobody counts. So they are to stay small until all of them are empty.
+  void keep_small(Extent extent) noexcept;
+  void let_grow(Extent empty) noexcept;
+  void advise(std::uint64_t stretch, int advice) noexcept;
+
   const std::uint64_t capacity_;
   std::byte* base_ = nullptr;  ///< all of it, in order
 
@@ -78,6 +87,7 @@ class PageBlocks {
   Extents kept_;                                                   ///< free, with pages behind them
   Extents fresh_;                                                  ///< free, without
   std::unordered_map<std::byte*, std::vector<Extent>> scattered_;  ///< blocks with a mapping of their own
+  std::set<std::uint64_t> small_;                                  ///< stretches of 2 MiB that are to have no huge page
 };
 
 }  // namespace terrace

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <thread>
 #include <utility>
@@ -205,6 +207,73 @@ TEST(PageBlocks, where_the_system_moves_no_pages_blocks_of_scattered_ones_are_as
     world.blocks.give_back(whole, 64 * MiB);
     return is_whole && !noted("device: pages are cleared").empty();
   }));
+}
+
+TEST(PageBlocks, a_block_of_scattered_pages_that_the_system_refuses_is_out_of_memory_and_nothing_is_lost) {
+  rlimit before{};
+  const auto may_have = [&](std::uint64_t more) {
+    std::ifstream status("/proc/self/status");
+    std::uint64_t kib = 0;
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmData:")) kib = std::stoull(line.substr(7));
+    }
+    const rlimit limit{more == 0 ? before.rlim_cur : kib * 1024 + more, before.rlim_max};
+    return ::setrlimit(RLIMIT_DATA, &limit) == 0;
+  };
+  EXPECT_TRUE(holds_in_child([&] { return ::getrlimit(RLIMIT_DATA, &before) == 0; },
+                             [&] {
+                               Scattered world(64, MiB);
+                               for (const std::uint64_t more : {MiB, 5 * MiB}) {  // no piece, and some of them
+                                 if (!may_have(more)) return false;
+                                 bool is_refused = false;
+                                 try {
+                                   world.blocks.take(32 * MiB, world.limit);
+                                 } catch (const OutOfMemory&) {
+                                   is_refused = true;
+                                 }
+                                 if (!may_have(0) || !is_refused) return false;
+                               }
+                               std::byte* const block = world.blocks.take(32 * MiB, world.limit);
+                               std::memset(block, 9, 32 * MiB);
+                               const bool is_whole = holds(block, 32 * MiB, 9);
+                               world.give_back_the_others();
+                               world.blocks.give_back(block, 32 * MiB);
+                               std::byte* const all = world.blocks.take(64 * MiB, world.limit);
+                               std::memset(all, 3, 64 * MiB);
+                               return is_whole && holds(all, 64 * MiB, 3) && !testing::Test::HasFailure();
+                             }));
+}
+
+/// What khugepaged does in its own time, at once.
+void make_huge(const Scattered& world) {
+#ifdef MADV_COLLAPSE
+  constexpr int collapse = MADV_COLLAPSE;
+#else
+  constexpr int collapse = 25;
+#endif
+  for (std::uint64_t at = 0; at < world.limit; at += 2 * MiB) ::madvise(world.ones[0] + at, 2 * MiB, collapse);
+}
+
+TEST(PageBlocks, the_system_puts_no_pages_where_some_have_moved_away) {
+  Scattered world(64, MiB);
+  std::byte* const block = world.blocks.take(32 * MiB, world.limit);
+  make_huge(world);
+  EXPECT_LE(pages_in_process(), world.before + 2 * MiB);
+  world.blocks.give_back(block, 32 * MiB);
+  world.give_back_the_others();
+}
+
+TEST(PageBlocks, the_system_puts_no_pages_where_some_were_given_back_to_it) {
+  Scattered world(64, MiB);
+  world.blocks.trim(32 * MiB);
+  make_huge(world);
+  EXPECT_LE(pages_in_process(), world.before - 30 * MiB);
+  world.give_back_the_others();
+  world.blocks.trim(0);
+  std::byte* const all = world.blocks.take(64 * MiB, world.limit);
+  std::memset(all, 1, 64 * MiB);
+  EXPECT_GE(pages_in_process() + 2 * MiB, world.before) << "they can be had again";
+  world.blocks.give_back(all, 64 * MiB);
 }
 
 TEST(PageBlocks, memory_that_nobody_has_touched_does_not_become_resident_by_being_taken_again) {

@@ -10,7 +10,8 @@
 namespace terrace {
 
 /// Bytes of the memory that page blocks are made of, as this process has them mapped: that for which huge pages were
-/// asked (the flag hg of proc_pid_smaps(5)). The C library's and a sanitizer's are others.
+/// asked, or for some time none (the flags hg and nh of proc_pid_smaps(5)). The C library's and a sanitizer's are
+/// others.
 inline std::uint64_t pages_in_process() {
   std::ifstream mappings("/proc/self/smaps");
   if (!mappings) throw std::runtime_error("no /proc/self/smaps");
@@ -23,7 +24,7 @@ inline std::uint64_t pages_in_process() {
     if (word == "Rss:") {
       words >> of_mapping;
     } else if (word == "VmFlags:") {
-      while (words >> word) kib += word == "hg" ? of_mapping : 0;
+      while (words >> word) kib += word == "hg" || word == "nh" ? of_mapping : 0;
     }
   }
   return kib * 1024;
