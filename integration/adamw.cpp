@@ -1,5 +1,6 @@
 #include "integration/adamw.h"
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,8 @@ std::shared_ptr<const UpdateRule> rule(const torch::optim::OptimizerOptions& gro
   require(beta1 >= 0 && beta1 < 1, "the first beta is " + std::to_string(beta1) + ", not in [0, 1)");
   require(beta2 >= 0 && beta2 < 1, "the second beta is " + std::to_string(beta2) + ", not in [0, 1)");
   require_not_negative(options.weight_decay(), adamw_name, "the weight decay");
+  require(std::isfinite(static_cast<float>(options.lr() / (1 - beta1))),
+          "the learning rate over 1 less the first beta, as the first step has it, is more than fp32 can hold");
   return std::make_shared<AdamWRule>(AdamWOptions{.learning_rate = options.lr(),
                                                   .beta1 = beta1,
                                                   .beta2 = beta2,

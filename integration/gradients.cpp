@@ -174,7 +174,8 @@ void Gradients::adopt(ManagedParameter& parameter) {
   }
   const ManagedStorage* managed = ManagedStorage::of(gradient);
   if (managed != nullptr && managed == parameter.gradient.lock().get() && gradient.storage_offset() == 0 &&
-      gradient.strides() == parameter.tensor.strides()) {
+      gradient.strides() == parameter.tensor.strides() && gradient.scalar_type() == parameter.gradient_type &&
+      !gradient.is_neg()) {
     return;
   }
   if (gradient.layout() != at::kStrided) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -114,15 +115,15 @@ std::size_t nvme_depth(const Config& config, std::size_t block_bytes, const Rate
   return std::clamp(bytes / block_bytes, NvmeWorker::fewest_operations, most);
 }
 
-/// The sum over the drives; 0 where one was not measured.
+/// Of all drives together, which have equal shares of the bytes; 0 where one was not measured.
 double rate_of_drives(const Config& config, const Rates& rates, double DriveRates::*rate) {
-  double sum = 0;
+  double slowest = std::numeric_limits<double>::infinity();
   for (const auto& folder : config.nvme.paths) {
     const DriveRates* drive = measured(folder, rates);
     if (drive == nullptr) return 0;
-    sum += drive->*rate;
+    slowest = std::min(slowest, drive->*rate);
   }
-  return sum;
+  return config.nvme.paths.empty() ? 0 : slowest * static_cast<double>(config.nvme.paths.size());
 }
 
 }  // namespace

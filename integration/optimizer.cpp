@@ -97,6 +97,11 @@ void Optimizer::check_groups() {
   }
 }
 
+void Optimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  torch::optim::Optimizer::add_param_group(group);
+  backend_->notice_groups(param_groups_);
+}
+
 void Optimizer::max_gradient_norm(double norm) {
   require_option(norm >= 0, kind_.name, "max_gradient_norm is " + std::to_string(norm) + ", not 0 (off) or more");
   require_option(norm == 0 || !backend_->updates_in_backward(), kind_.name,

@@ -43,6 +43,8 @@ class OptimizerBackend {
 
   /// One update of all parameters in `groups` that have a gradient.
   virtual void step(Optimizer::Groups& groups) = 0;
+  /// Where one has joined them.
+  virtual void notice_groups(Optimizer::Groups&) {}
   /// As Optimizer says.
   virtual std::optional<double> gradient_norm() const = 0;
   virtual void update_in_backward(bool on, Optimizer::Groups& groups) = 0;

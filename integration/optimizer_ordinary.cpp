@@ -64,6 +64,8 @@ class Ordinary final : public OptimizerBackend {
     ask_for_gradients(groups);
   }
 
+  void notice_groups(Optimizer::Groups& groups) override { ask_for_gradients(groups); }
+
   std::optional<double> gradient_norm() const override { return norm_; }
 
   void update_in_backward(bool on, Optimizer::Groups&) override {
@@ -109,6 +111,10 @@ class Ordinary final : public OptimizerBackend {
       throw LogicError(std::string(kind_.name) +
                        ": a parameter whose elements overlap or leave gaps cannot be updated");
     }
+    if (parameter.is_neg()) {
+      throw LogicError(std::string(kind_.name) + ": a parameter that is a negated view cannot be updated",
+                       "resolve it (resolve_neg) before it is trained");
+    }
     if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kBFloat16) {
       throw LogicError(std::string(kind_.name) + std::string(" updates float32 and bfloat16 parameters, not ") +
                        c10::toString(parameter.scalar_type()));
@@ -131,7 +137,7 @@ class Ordinary final : public OptimizerBackend {
   at::Tensor aligned_gradient(const at::Tensor& parameter) const {
     const at::Tensor& gradient = parameter.grad();
     const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
-    if (gradient.strides() == parameter.strides() && gradient.scalar_type() == type) {
+    if (gradient.strides() == parameter.strides() && gradient.scalar_type() == type && !gradient.is_neg()) {
       return gradient.to(at::kCPU);
     }
     return at::empty_like(parameter, at::TensorOptions().device(at::kCPU).dtype(type)).copy_(gradient);
@@ -142,7 +148,7 @@ class Ordinary final : public OptimizerBackend {
     for (auto& group : groups) {
       for (at::Tensor& parameter : group.params()) {
         const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
-        if (type != parameter.scalar_type() && parameter.requires_grad() && parameter.is_leaf()) {
+        if (type != parameter.scalar_type() && parameter.is_leaf()) {  // a frozen one may be trained later
           ask_for_gradients_of(type, parameter);
         }
       }

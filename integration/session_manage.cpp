@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "integration/byte_copies.h"
+#include "integration/element_types.h"
 #include "integration/pinned_run.h"
 #include "integration/session_state.h"
 
@@ -132,6 +133,8 @@ void SessionState::watch(ManagedParameter& parameter) {
   if (parameter.gradient_chunk) {
     gradients_->watch(parameter);
     gradients_->adopt(parameter);
+  } else if (parameter.gradient_type != parameter.tensor.scalar_type() && parameter.tensor.is_leaf()) {
+    ask_for_gradients_of(parameter.gradient_type, parameter.tensor);  // from the first that it has once it is trained
   }
 }
 

@@ -90,6 +90,13 @@ void SessionState::note_device_bytes(const Model& model, ModelNotes& notes) cons
   notes.device_bytes = std::max(notes.device_bytes, needed - std::min(needed, beyond));
 }
 
+void SessionState::note_refusal(ModelNotes& notes) const {
+  notes.device_bytes = std::max(notes.device_bytes, memory_.budget(Tier::device).capacity());
+  log(LogLevel::warning,
+      "chunks lay in the order of use (placement.order) where memory was refused; the next run of this model lays them "
+      "out in the order of construction, unless device.memory is larger");
+}
+
 void SessionState::keep(Model& model, ModelNotes notes) {
   if (notes != model.notes) {
     model.file.save(notes);
@@ -99,12 +106,15 @@ void SessionState::keep(Model& model, ModelNotes notes) {
 
 void SessionState::learn_at_end() {
   for (Model& model : models_) {
+    ModelNotes notes = model.notes;
     if (model.is_learned) {
-      ModelNotes notes = model.notes;
       note_device_bytes(model, notes);
       note_step_times(notes);
-      keep(model, std::move(notes));
     }
+    if (model.is_laid_out_by_use && was_refused_memory_) {
+      note_refusal(notes);
+    }
+    keep(model, std::move(notes));
   }
 }
 

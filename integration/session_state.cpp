@@ -159,6 +159,11 @@ void SessionState::require_gradient_type(const ManagedParameter& parameter) cons
 }
 
 void SessionState::end_step(bool reads_gradients_again) {
+  if (places_gradients_by_notes()) {
+    const auto held = lock();
+    step_clock_.end_step(moment());
+    is_in_forward_ = false;
+  }
   std::exception_ptr refusal;
   if (config_.optimizer.update == "immediate") {
     try {
@@ -168,11 +173,6 @@ void SessionState::end_step(bool reads_gradients_again) {
     }
   }
   pass_ = Pass::unknown;
-  if (places_gradients_by_notes()) {
-    const auto held = lock();
-    step_clock_.end_step(moment());
-    is_in_forward_ = false;
-  }
   memory_.stream().step_mark();
   if (planner_ != nullptr) {
     planner_->end_step();
@@ -294,6 +294,12 @@ std::shared_ptr<BlockSource> SessionState::source() {
 }
 
 void SessionState::refused(std::exception_ptr error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const OutOfMemory&) {
+    was_refused_memory_ = true;
+  } catch (...) {  // it is for who asked
+  }
   const std::scoped_lock lock(error_mutex_);
   last_error_ = std::move(error);
 }

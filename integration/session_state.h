@@ -195,6 +195,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Of first use, where chunks in that order are better.
   std::vector<std::uint32_t> better_order_of(const Model& model) const;
   void note_device_bytes(const Model& model, ModelNotes& notes) const;
+  /// The order of use needed more than there was, and is not to be taken again with no more than that.
+  void note_refusal(ModelNotes& notes) const;
   void note_step_times(ModelNotes& notes) const;
   void keep(Model& model, ModelNotes notes);
   /// What the whole run has needed, and how long its steps were.
@@ -315,6 +317,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::atomic<std::uint32_t> first_uses_{0};
   std::atomic<std::uint64_t> most_operands_{0};  ///< of one op
   std::atomic<bool> is_laid_out_by_use_{false};
+  std::atomic<bool> was_refused_memory_{false};  ///< an op or a tensor of the program
   mutable std::mutex error_mutex_;
   std::exception_ptr last_error_;
   /// Where a load left a part of the session as it was. Set while no op runs.

@@ -1,5 +1,6 @@
 /// Stochastic gradient descent with momentum, over what a session manages or over ordinary tensors: the arithmetic of
-/// torch::optim::SGD, bit for bit where multiply-add rounds once.
+/// torch::optim::SGD, bit for bit where multiply-add rounds once. (With dampening, a momentum that is 0 at first
+/// differs: optimizer/sgd.h.)
 ///
 /// It keeps a momentum of each parameter, also where its factor is 0, and no variance.
 #pragma once

@@ -8,6 +8,9 @@
 ///     m  = fma(g, 1 - dampening, m * momentum)      (g itself at the first step)
 ///     p  = fma(-learning_rate, nesterov ? fma(momentum, m, g) : m, p)
 ///
+/// Where the momentum's factor is 0 at first, torch takes g itself at the first step that has another, and this does
+/// not.
+///
 /// The method: Polyak, 1964; Nesterov's, as Sutskever et al., "On the importance of initialization and momentum in deep
 /// learning", 2013. What adamw.h promises of positions, instruction sets, NaN and threads holds here too. It keeps a
 /// momentum, also where its factor is 0, and no variance.

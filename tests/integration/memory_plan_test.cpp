@@ -67,6 +67,22 @@ TEST_F(MemoryPlanTest, gives_each_of_several_drives_what_it_needs) {
   EXPECT_EQ(plan().nvme_depth, 12U);
 }
 
+TEST_F(MemoryPlanTest, takes_several_drives_for_as_many_of_the_slowest_as_they_have_equal_shares) {
+  config_.nvme.paths.push_back(other_.path());
+  measured(folder_.path(), kMiB, 8);
+  rates_.paths.begin()->second.read = 1e9;
+  rates_.paths.begin()->second.write = 3e9;
+  EXPECT_EQ(plan().nvme_read_rate, 0) << "of the other nothing is known";
+  measured(other_.path(), kMiB, 8);
+  auto& other = rates_.paths.at(path_key(other_.path()));
+  other.read = 7e9;
+  other.write = 2e9;
+  EXPECT_EQ(plan().nvme_read_rate, 2e9);
+  EXPECT_EQ(plan().nvme_write_rate, 4e9);
+  other.direct = false;
+  EXPECT_EQ(plan().nvme_read_rate, 0) << "of the page cache";
+}
+
 TEST_F(MemoryPlanTest, goes_by_no_measurement_of_the_page_cache) {
   measured(folder_.path(), kMiB / 4, 16);
   rates_.paths.begin()->second.direct = false;

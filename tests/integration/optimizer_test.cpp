@@ -101,6 +101,32 @@ TEST(LossScale, that_is_none_is_refused) {
   }
 }
 
+TEST(Optimizer, a_gradient_that_libtorch_has_negated_lazily_goes_its_way) {
+  for (const bool is_managed : {false, true}) {
+    const Config config = tight();
+    World world(is_managed ? &config : nullptr);
+    const auto optimizer = world.adamw(usual().weight_decay(0));
+    at::Tensor& bias = world.model->layers[0]->bias;
+    const at::Tensor before = bias.detach().clone();
+    (bias * 2).sum().backward();
+    bias.mutable_grad() = torch::_neg_view(bias.grad());
+    optimizer->step();
+    EXPECT_TRUE((bias.detach() > before).all().item<bool>()) << (is_managed ? "managed" : "unmanaged");
+  }
+}
+
+TEST(Optimizer, a_parameter_that_is_a_negated_view_is_refused) {
+  at::Tensor parameter = torch::_neg_view(torch::ones(3)).detach().set_requires_grad(true);
+  AdamW optimizer({parameter}, usual());
+  parameter.sum().backward();
+  expect_logic_error("negated view", [&] { optimizer.step(); });
+}
+
+TEST(Optimizer, a_learning_rate_whose_first_step_is_beyond_fp32_is_refused) {
+  World world;
+  expect_logic_error("learning rate", [&] { world.adamw(AdamW::Options(1e38)); });
+}
+
 // ---- The type that gradients are summed up in
 
 TEST(AccumulationInFloat32, of_bf16_gradients_is_that_of_libtorch) {
@@ -176,6 +202,40 @@ TEST(AccumulationInFloat32, is_what_the_session_says_and_not_what_libtorch_was_a
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(), HasSubstr("'layer1.bias'"));
       EXPECT_THAT(error.what(), HasSubstr("optimizer.accumulate"));
+    }
+  }
+}
+
+TEST(AccumulationInFloat32, holds_from_the_first_step_for_what_joins_later) {
+  const auto sums = [](World& world) {
+    for (const double part : {1.0, 0x1p-9, 0x1p-9}) (world.model->layers[0]->weight.flatten()[0] * part).backward();
+    return world.model->layers[0]->weight.grad().flatten()[0].item<float>();
+  };
+  for (const bool is_managed : {false, true}) {
+    for (const bool is_frozen : {false, true}) {  // or in a group that is added
+      Config config = tight();
+      config.optimizer.accumulate = "float32";
+      World world(nullptr, at::kBFloat16, {.accumulate = "float32"});
+      at::Tensor& weight = world.model->layers[0]->weight;
+      weight.set_requires_grad(!is_frozen);
+      if (is_managed) {
+        world.session.emplace(config);
+        world.manage();
+      }
+      AdamW::Groups groups;
+      groups.emplace_back(std::vector<at::Tensor>{world.model->layers[1]->weight});
+      if (is_frozen) groups.back().params().push_back(weight);
+      const auto optimizer = world.adamw(groups, usual());
+      backward(world);
+      optimizer->step();
+      optimizer->zero_grad();
+      if (is_frozen) {
+        weight.set_requires_grad(true);
+      } else {
+        weight.mutable_grad().reset();
+        optimizer->add_param_group(torch::optim::OptimizerParamGroup({weight}));
+      }
+      EXPECT_EQ(sums(world), 1 + 0x1p-8f) << (is_managed ? "managed" : "unmanaged") << (is_frozen ? ", unfrozen" : "");
     }
   }
 }

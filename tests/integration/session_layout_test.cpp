@@ -1,15 +1,15 @@
 // How a session lays parameters out: in chunks of the size that wastes least, and by the order of use once that is
 // known.
 
-#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "integration/pause.h"
@@ -33,11 +33,9 @@ struct Layers : torch::nn::Module {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       x = torch::tanh(layers[i * static_cast<std::size_t>(stride) % layers.size()](x));
     }
-    std::this_thread::sleep_for(more_forward);
     return x.pow(2).mean();
   }
-  std::chrono::milliseconds more_forward{0};  ///< it computes for so much longer
-  const int stride;                           ///< it uses them by steps of so many
+  const int stride;  ///< it uses them by steps of so many
   std::vector<torch::nn::Linear> layers;
 };
 
@@ -55,13 +53,14 @@ class PlacementByDefault : public ::testing::Test {
     return run(world, world.build<Layers>(), backwards, max_norm);
   }
 
-  static Run run(SessionWorld& world, const std::shared_ptr<Layers>& model, int backwards, double max_norm) {
+  static Run run(SessionWorld& world, const std::shared_ptr<Layers>& model, int backwards, double max_norm,
+                 std::int64_t batch = 8) {
     const auto optimizer = world.adamw(*model);
     optimizer->max_gradient_norm(max_norm);
     Run made;
     for (int i = 0; i < 3; ++i) {
       for (int backward = 0; backward < backwards; ++backward) {
-        const at::Tensor loss = model->forward(torch::randn({8, narrow}));
+        const at::Tensor loss = model->forward(torch::randn({batch, narrow}));
         loss.backward();
         made.results.push_back(loss.detach().clone());
       }
@@ -107,9 +106,9 @@ class PlacementByDefault : public ::testing::Test {
   static bool rests_on_nvme(const Run& made, Kind kind) { return made.usage.now(Tier::nvme, kind) > 0; }
 
   /// Layers whose chunks do not all fit the device, and that are not used in the order in which they are made.
-  static Run run_out_of_order(const Config* config) {
+  static Run run_out_of_order(const Config* config, std::int64_t batch = 8) {
     SessionWorld world(config);
-    return run(world, world.build<Layers>(72, 7), 1, 0);
+    return run(world, world.build<Layers>(72, 7), 1, 0, batch);
   }
 
   /// Of 48 chunks the device has room for 14, less what the program computes with.
@@ -164,14 +163,14 @@ TEST_F(PlacementByDefault, gradients_make_as_much_way_as_backward_hides_on_a_dri
                                                       .direct = true,
                                                       .measured_at = time_now()};
   RatesFile().save(rates);
-  const auto run_slowly = [&] {
-    SessionWorld world(&config);
-    auto model = world.build<Layers>();
-    model->more_forward = std::chrono::milliseconds(300);
-    return run(world, model, 1, 0);
-  };
-  run_slowly();
-  const Run made = run_slowly();
+  run(&config);
+  for (const auto& notes : std::filesystem::directory_iterator(cache_.path() / "terrace" / "models")) {
+    auto kept = nlohmann::json::parse(std::ifstream(notes.path()));
+    kept["forward_seconds"] = 0.3;
+    kept["backward_seconds"] = 0.05;
+    std::ofstream(notes.path()) << kept;
+  }
+  const Run made = run(&config);
   EXPECT_TRUE(rests_on_nvme(made, Kind::gradient));
   EXPECT_TRUE(rests_on_nvme(made, Kind::momentum) || rests_on_nvme(made, Kind::variance));
 }
@@ -224,6 +223,22 @@ TEST_F(PlacementByDefault, the_order_of_use_is_followed_only_where_the_device_ha
   EXPECT_FALSE(by_construction.usage.laid_out_by_use);
   EXPECT_EQ(by_construction.usage.needed(Tier::device), needed) << "what worked before works";
   EXPECT_TRUE(run_out_of_order(&roomy).usage.laid_out_by_use);
+}
+
+TEST_F(PlacementByDefault, an_order_of_use_with_which_memory_was_refused_is_not_taken_again) {
+  Config config = fourteen_chunks();
+  config.device.memory = 64 << 20;
+  config.placement.order = "construction";
+  const std::uint64_t needed = run_out_of_order(&config, 256).usage.needed(Tier::device);
+  config.placement.order = "auto";
+  run_out_of_order(&config);  // small batches are all that is known
+  config.device.memory = needed - 1;
+  EXPECT_ANY_THROW(run_out_of_order(&config, 256)) << "in whatever order";
+  config.device.memory = needed;
+  const Run made = run_out_of_order(&config, 256);
+  EXPECT_FALSE(made.usage.laid_out_by_use);
+  config.device.memory = 64 << 20;
+  EXPECT_TRUE(run_out_of_order(&config, 256).usage.laid_out_by_use) << "there is room for any order";
 }
 
 TEST_F(PlacementByDefault, the_order_is_the_one_that_is_asked_for) {
