@@ -8,16 +8,18 @@
 
 namespace terrace {
 
-bool BackwardWatch::Set::is_complete() {
-  const auto is_there = [](const Member& member) {
+bool BackwardWatch::is_complete(Set& set) const {
+  const auto is_there = [&](const Member& member) {
+    // What the program has put there is not all: backward adds to it.
     const at::Tensor& tensor = member.parameter->tensor;
-    return tensor.grad().defined() || !tensor.requires_grad();
+    return (tensor.grad().defined() && watched_.at(member.parameter).has_arrived) || !tensor.requires_grad();
   };
-  if (!is_there(members[missing])) {
+  std::vector<Member>& members = set.members;
+  if (!is_there(members[set.missing])) {
     return false;
   }
   const auto first = std::find_if_not(members.begin(), members.end(), is_there);
-  missing = first == members.end() ? 0 : static_cast<std::size_t>(first - members.begin());
+  set.missing = first == members.end() ? 0 : static_cast<std::size_t>(first - members.begin());
   return first == members.end();
 }
 
@@ -36,7 +38,7 @@ void BackwardWatch::begin(SessionState& state, const Optimizer::Groups& groups) 
                          "let optimizers have disjoint parameters, or end the other one first");
       }
       sets_[parameter->chunk_set].members.push_back({parameter, group});
-      used_up_.emplace(parameter, false);
+      watched_.try_emplace(parameter);
       parameter->after_accumulation = [this, parameter] { on_gradient_(*parameter); };
     }
   }
@@ -44,11 +46,11 @@ void BackwardWatch::begin(SessionState& state, const Optimizer::Groups& groups) 
 
 void BackwardWatch::end(SessionState& state) {
   for (ManagedParameter& parameter : state.parameters()) {
-    if (used_up_.contains(&parameter)) {
+    if (watched_.contains(&parameter)) {
       parameter.after_accumulation = nullptr;
     }
   }
-  used_up_.clear();
+  watched_.clear();
   sets_.clear();
 }
 
@@ -56,14 +58,15 @@ const std::vector<BackwardWatch::Member>* BackwardWatch::completed_by(const Mana
   if (!parameter.tensor.grad().defined()) {
     return nullptr;  // the program's own hook has dropped it
   }
-  if (used_up_.at(&parameter)) {
+  if (watched_.at(&parameter).is_used_up) {
     throw LogicError(std::string(optimizer_) + ": '" + parameter.name +
                          "' has a second gradient since the last step, and the first is used up",
                      "call step after each backward, also after one that failed; or do without update_in_backward to "
                      "accumulate gradients");
   }
+  watched_.at(&parameter).has_arrived = true;
   const auto set = sets_.find(parameter.chunk_set);
-  if (set == sets_.end() || !set->second.is_complete()) {
+  if (set == sets_.end() || !is_complete(set->second)) {
     return nullptr;  // `step` updates what has moved to another chunk meanwhile
   }
   const std::vector<Member>& members = set->second.members;
@@ -74,8 +77,8 @@ const std::vector<BackwardWatch::Member>* BackwardWatch::completed_by(const Mana
 }
 
 void BackwardWatch::use_up(const ManagedParameter& parameter) {
-  if (const auto watched = used_up_.find(&parameter); watched != used_up_.end()) {
-    watched->second = true;
+  if (const auto watched = watched_.find(&parameter); watched != watched_.end()) {
+    watched->second.is_used_up = true;
   }
 }
 

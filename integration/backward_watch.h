@@ -50,14 +50,18 @@ class BackwardWatch {
   struct Set {
     std::vector<Member> members;
     std::size_t missing = 0;  ///< the first whose gradient was missing last
-
-    bool is_complete();
   };
+  struct Progress {
+    bool has_arrived = false;  ///< its gradient, by backward
+    bool is_used_up = false;
+  };
+
+  bool is_complete(Set& set) const;
 
   const std::string_view optimizer_;
   const Gradient on_gradient_;
   std::unordered_map<std::uint32_t, Set> sets_;
-  std::unordered_map<const ManagedParameter*, bool> used_up_;  ///< of what is watched
+  std::unordered_map<const ManagedParameter*, Progress> watched_;
 };
 
 }  // namespace terrace

@@ -76,6 +76,29 @@ TEST(UpdateInBackward, gives_the_bits_of_updates_after_it_layer_by_layer_too) {
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
 }
 
+TEST(UpdateInBackward, waits_for_what_backward_adds_to_gradients_that_were_there) {
+  const auto train = [](World& world, bool in_backward) {
+    const auto optimizer = world.adamw(usual());
+    optimizer->update_in_backward(in_backward);
+    Tensors results;
+    for (int step = 0; step < 2; ++step) {
+      for (const at::Tensor& parameter : world.model->parameters()) {
+        parameter.mutable_grad() = torch::full_like(parameter, 0.25);
+      }
+      world.train(*optimizer, results);
+    }
+    add_parameters(world, results);
+    return results;
+  };
+  World plain;
+  const Tensors expected = train(plain, false);
+  const Config config = tight();
+  World managed(&config);
+  const Tensors actual = train(managed, true);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
+}
+
 TEST(UpdateInBackward, leaves_no_gradient_behind) {
   for (const bool in_backward : {false, true}) {
     const Config config = tight();
