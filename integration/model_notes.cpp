@@ -37,13 +37,17 @@ std::string key_of(std::span<const ManagedParameter> model) {
 }
 
 /// Throws std::runtime_error unless it is empty or holds each position of so many once.
-void require_order(const std::vector<std::uint32_t>& order, std::size_t parameters) {
+std::vector<std::uint32_t> order_from(const Json& json, std::size_t parameters) {
   std::vector<bool> seen(parameters, false);
-  for (const std::uint32_t position : order) {
-    if (position >= parameters || seen[position]) throw std::runtime_error("its order is of another model");
-    seen[position] = true;
+  std::vector<std::uint32_t> order;
+  for (const Json& each : json.get_ref<const Json::array_t&>()) {
+    const bool is_position = each.is_number_unsigned() && each.get<std::uint64_t>() < parameters;
+    if (!is_position || seen[each.get<std::size_t>()]) throw std::runtime_error("its order is of another model");
+    seen[each.get<std::size_t>()] = true;
+    order.push_back(each.get<std::uint32_t>());
   }
   if (!order.empty() && order.size() != parameters) throw std::runtime_error("its order is of another model");
+  return order;
 }
 
 /// Throws std::exception where they are none.
@@ -57,12 +61,12 @@ ModelNotes notes_from(const std::filesystem::path& path, std::size_t parameters)
   ModelNotes notes{.gradients_read_once = json.at("gradients_read_once").get<bool>(),
                    .forward_seconds = json.at("forward_seconds").get<double>(),
                    .backward_seconds = json.at("backward_seconds").get<double>(),
-                   .order = json.at("order").get<std::vector<std::uint32_t>>(),
+                   .order = order_from(json.at("order"), parameters),
                    .device_bytes = json.at("device_bytes").get<std::uint64_t>(),
                    .most_operands = json.at("most_operands").get<std::uint64_t>()};
-  require_order(notes.order, parameters);
-  if (notes.most_operands > kMostOperands || notes.device_bytes > kMostDeviceBytes) {
-    throw std::runtime_error("no run has needed so much");
+  if (notes.most_operands > kMostOperands || notes.device_bytes > kMostDeviceBytes || !(notes.forward_seconds >= 0) ||
+      !(notes.backward_seconds >= 0)) {
+    throw std::runtime_error("no run has needed that");
   }
   return notes;
 }

@@ -30,11 +30,13 @@ void SessionState::learn_of_models(bool reads_gradients_again) noexcept {
 bool SessionState::learn_of(Model& model, bool reads_gradients_again) noexcept {
   try {
     std::uint64_t accumulations = 0;
+    bool is_trainable = false;
     for (std::size_t i = 0; i < model.count; ++i) {
+      is_trainable = is_trainable || parameters_[model.first_parameter + i].tensor.requires_grad();
       accumulations = std::max(accumulations, parameters_[model.first_parameter + i].accumulations);
     }
     if (accumulations == 0) {
-      return false;
+      return !is_trainable;  // of what is never trained nothing is to be learned
     }
     ModelNotes learned = model.notes;
     if (places_gradients_by_notes()) {

@@ -190,7 +190,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   };
   /// Of models that have been trained: keeps for the next run what would have it do otherwise.
   void learn_of_models(bool reads_gradients_again) noexcept;
-  /// False while the model has not been trained.
+  /// False while the model has not been trained, and may be.
   bool learn_of(Model& model, bool reads_gradients_again) noexcept;
   /// Of first use, where chunks in that order are better.
   std::vector<std::uint32_t> better_order_of(const Model& model) const;

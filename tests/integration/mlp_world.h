@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,6 +72,12 @@ inline void add_parameters(World& world, Tensors& results) {
   for (const at::Tensor& parameter : world.model->parameters()) {
     results.push_back(parameter.detach().clone());
   }
+}
+
+/// One of its gradients.
+inline void poison(World& world, float value = std::numeric_limits<float>::quiet_NaN()) {
+  const torch::NoGradGuard no_grad;
+  world.model->layers[3]->weight.mutable_grad()[2][5] = value;
 }
 
 /// Runs a program without a session and in one of each configuration, and expects the same bits of all that it

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 #include <sys/stat.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -74,17 +75,42 @@ TEST_F(ModelNotesTest, are_removed_with_a_line_where_they_are_none) {
                                                                  .device_bytes = 5,
                                                                  .most_operands = 1}));
   EXPECT_EQ(logged_, "");
-  for (const std::string& text :
-       {std::string(), std::string("{"), std::string("[]"), std::string(R"({"version": 2})"), notes("2", "1", "[]"),
-        notes("1", "true", "[]"), notes("2", "true", "5"), notes("2", "true", "[0, 1]"),
-        notes("2", "true", "[0, 1, 3]"), notes("2", "true", "[0, 1, 1]"), notes("2", "true", "[0, 1, 2, 3]"),
-        notes("2", "true", "[0, 1, -1]"),
-        std::string(R"({"version": 2, "gradients_read_once": true, "forward_seconds": 1, "backward_seconds": 2, )"
-                    R"("order": [], "device_bytes": 5, "most_operands": 18446744073709551615})"),
-        notes("2", "true", "[]") + std::string(5000, ' '), R"({"version": )" + std::string(1 << 20, '[')}) {
+  std::vector<std::string> texts{
+      std::string(),
+      std::string("{"),
+      std::string("[]"),
+      std::string(R"({"version": 2})"),
+      notes("2", "1", "[]"),
+      notes("1", "true", "[]"),
+      notes("2", "true", "5"),
+      notes("2", "true", "[0, 1]"),
+      notes("2", "true", "[0, 1, 3]"),
+      notes("2", "true", "[0, 1, 1]"),
+      notes("2", "true", "[0, 1, 2, 3]"),
+      notes("2", "true", "[0, 1, -1]"),
+      notes("2", "true", "[4294967296, 1, 2]"),
+      notes("2", "true", "[0.5, 1, 2]"),
+      notes("2", "true", "null"),
+      std::string(R"({"version": 2, "gradients_read_once": true, "forward_seconds": 1, "backward_seconds": 2, )"
+                  R"("order": [], "device_bytes": 5, "most_operands": 18446744073709551615})"),
+      notes("2", "true", "[]") + std::string(5000, ' ')};
+  texts.push_back(R"({"version": )");
+  texts.back().append(1 << 20, '[');
+  for (const std::string& text : texts) {
     EXPECT_EQ(loaded(text), std::nullopt) << text.substr(0, 120);
     EXPECT_THAT(logged_, HasSubstr("is of no use")) << text.substr(0, 120);
     EXPECT_FALSE(std::filesystem::exists(path_)) << text.substr(0, 120);
+  }
+}
+
+TEST_F(ModelNotesTest, that_no_run_can_have_made_are_removed_too) {
+  for (const char* const text :
+       {R"({"version": 2, "gradients_read_once": true, "forward_seconds": -1, "backward_seconds": 2, "order": [],
+            "device_bytes": 5, "most_operands": 1})",
+        R"({"version": 2, "gradients_read_once": true, "forward_seconds": 1, "backward_seconds": 2, "order": [],
+            "device_bytes": 72057594037927937, "most_operands": 1})"}) {
+    EXPECT_EQ(loaded(text), std::nullopt) << text;
+    EXPECT_FALSE(std::filesystem::exists(path_)) << text;
   }
 }
 

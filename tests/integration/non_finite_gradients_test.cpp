@@ -12,11 +12,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-void poison(World& world, float value = std::numeric_limits<float>::quiet_NaN()) {
-  const torch::NoGradGuard no_grad;
-  world.model->layers[3]->weight.mutable_grad()[2][5] = value;
-}
-
 TEST(NonFiniteGradients, that_are_skipped_leave_training_as_if_the_step_had_not_been) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

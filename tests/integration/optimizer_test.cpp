@@ -16,11 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-void poison(World& world, float value = std::numeric_limits<float>::quiet_NaN()) {
-  const torch::NoGradGuard no_grad;
-  world.model->layers[3]->weight.mutable_grad()[2][5] = value;
-}
-
 // ---- Gradient norms
 
 TEST(GradientNorms, are_told_by_group_with_a_session_and_without) {
