@@ -375,6 +375,16 @@ class FailingUpdates : public testing::TestWithParam<double> {
   FailingUpdates() : world_(scarce, Tier::nvme) { world_.add_sets(6); }
 
   FaultInjectingEngine& engine() { return world_.world.engine; }
+  /// Reads succeed again: also those that are under way, which whoever asks for their bytes would wait for.
+  void end_faults() {
+    engine().failing_reads = 0;
+    for (TestSet& set : world_.sets) {
+      for (const auto& [chunk, bytes] : set.state()) {
+        while (world_.world.state(chunk, Tier::host) == CopyState::arriving) std::this_thread::yield();
+      }
+      while (world_.world.state(*set.chunks.gradient, Tier::host) == CopyState::arriving) std::this_thread::yield();
+    }
+  }
   void use(std::size_t set) { world_.world.acquire(world_.sets[set].chunks.parameter, Tier::host); }
   /// Of the first sets nothing is on the host any more.
   void expect_first_sets_away() {
@@ -398,7 +408,7 @@ TEST_P(FailingUpdates, an_error_in_the_background_reaches_whoever_is_owed_someth
     engine().failing_reads = 1'000'000;
     const UpdateTicket ticket = queue.submit(world_.job(1, GetParam(), {0, 1, 2, 3, 4}));
     EXPECT_THROW(queue.finish(), IoError);
-    engine().failing_reads = 0;
+    end_faults();
     for (std::size_t set = 0; set < 5; ++set) EXPECT_THROW(use(set), IoError) << "set " << set;
     EXPECT_NO_THROW(use(5)) << "which is owed nothing";
     EXPECT_THROW(queue.finish(), IoError) << "again";
@@ -417,7 +427,7 @@ TEST_P(FailingUpdates, an_error_of_an_update_that_is_needed_reaches_the_access_a
     engine().failing_reads = 1'000'000;
     queue.submit(world_.job(1, GetParam(), {0, 1, 2}));
     EXPECT_THROW(use(1), IoError);
-    engine().failing_reads = 0;
+    end_faults();
     EXPECT_THROW(use(1), IoError);
     EXPECT_THROW(use(0), IoError);
     EXPECT_THROW(queue.finish(), IoError);
@@ -445,7 +455,7 @@ TEST_P(FailingUpdates, what_was_updated_before_the_error_can_be_used) {
   use(3);  // so that set 1 is not on the host
   engine().failing_reads = 1'000'000;
   EXPECT_THROW(use(1), IoError);
-  engine().failing_reads = 0;
+  end_faults();
   for (const std::size_t set : {0u, 2u, 3u}) {
     EXPECT_TRUE(world_.is_current(world_.sets[set], AccessOrigin::program)) << "set " << set;
   }
