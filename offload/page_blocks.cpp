@@ -178,12 +178,14 @@ void PageBlocks::take_apart(std::byte* block, std::size_t whole) noexcept {
   for (std::size_t i = 0; i < found->second.size(); ++i) {
     const Extent piece = found->second[i];
     std::byte* const home = base_ + piece.offset;
+    // A home that the system does not map again is lost, and in neither.
     if (i >= whole || move_pages(at, home, piece.bytes)) {
       kept_.add(piece);
     } else if (renew(home, piece.bytes)) {
       fresh_.add(piece);
-    }                  // else it is lost: a part of the address space that the system does not map again
-    if (i != whole) {  // may not be mapped any more, and by now be another's
+    }
+    // The first that is not there may not even be mapped any more, and by now be another's.
+    if (i != whole) {
       munmap(at, piece.bytes);
     }
     at += piece.bytes;
@@ -227,10 +229,10 @@ void PageBlocks::keep_small(Extent extent) noexcept {
 
 void PageBlocks::let_grow(Extent empty) noexcept {
   const std::uint64_t end = (empty.offset + empty.bytes) / huge_page_bytes;
-  for (std::uint64_t i = (empty.offset + huge_page_bytes - 1) / huge_page_bytes; i < end; ++i) {
-    if (small_.erase(i) != 0) {
-      advise(i, MADV_HUGEPAGE);
-    }
+  auto small = small_.lower_bound((empty.offset + huge_page_bytes - 1) / huge_page_bytes);
+  while (small != small_.end() && *small < end) {
+    advise(*small, MADV_HUGEPAGE);
+    small = small_.erase(small);
   }
 }
 
