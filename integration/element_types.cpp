@@ -6,15 +6,15 @@
 
 namespace terrace {
 
-void ask_for_gradients_of(c10::ScalarType type, const at::Tensor& leaf) {
-  if (leaf.grad_dtype() == type) {
+void ask_for_gradients_of(c10::ScalarType type, const at::Tensor& parameter) {
+  if (type == parameter.scalar_type() || !parameter.is_leaf() || parameter.grad_dtype() == type) {
     return;
   }
-  const at::Tensor gradient = std::exchange(leaf.mutable_grad(), {});
-  leaf.set_grad_dtype(type);
+  const at::Tensor gradient = std::exchange(parameter.mutable_grad(), {});
+  parameter.set_grad_dtype(type);
   if (gradient.defined()) {
     const at::NoGradGuard no_grad;
-    leaf.mutable_grad() = gradient.to(type);
+    parameter.mutable_grad() = gradient.to(type);
   }
 }
 

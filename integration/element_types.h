@@ -18,8 +18,9 @@ inline c10::ScalarType gradient_type(c10::ScalarType parameter, bool in_float32)
   return in_float32 && parameter == c10::ScalarType::BFloat16 ? c10::ScalarType::Float : parameter;
 }
 
-/// From now on LibTorch sums up the leaf's gradients in that type, also those that a tied parameter has in one graph.
-/// One that is there is converted.
-void ask_for_gradients_of(c10::ScalarType type, const at::Tensor& leaf);
+/// From now on LibTorch sums up the parameter's gradients in that type, also those that a tied one has in one graph,
+/// and those of one that is frozen and will be trained. A gradient that is there is converted. Nothing happens for its
+/// own type, in which LibTorch sums up anyway, and for what is no leaf.
+void ask_for_gradients_of(c10::ScalarType type, const at::Tensor& parameter);
 
 }  // namespace terrace

@@ -124,9 +124,6 @@ void Gradients::watch(ManagedParameter& parameter) {
   if (!parameter.parked) {
     parameter.parked = std::make_shared<ParkedGradient>();
   }
-  if (parameter.gradient_type != parameter.tensor.scalar_type()) {
-    ask_for_gradients_of(parameter.gradient_type, parameter.tensor);
-  }
   const auto known = parameter.accumulator.lock();
   if (known && !known->input_metadata(0).is_same_shape(parameter.tensor)) {
     // A graph holds it still: LibTorch would take it for the other shape too.

@@ -36,7 +36,7 @@ std::string key_of(std::span<const ManagedParameter> model) {
   return to_hex(checksum_of(text));
 }
 
-/// Throws std::runtime_error unless it is empty or holds each position of so many once.
+/// Empty, or each position of so many once. Throws std::exception where it is something else.
 std::vector<std::uint32_t> order_from(const Json& json, std::size_t parameters) {
   std::vector<bool> seen(parameters, false);
   std::vector<std::uint32_t> order;

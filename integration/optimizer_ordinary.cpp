@@ -147,10 +147,7 @@ class Ordinary final : public OptimizerBackend {
   void ask_for_gradients(Optimizer::Groups& groups) const {
     for (auto& group : groups) {
       for (at::Tensor& parameter : group.params()) {
-        const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
-        if (type != parameter.scalar_type() && parameter.is_leaf()) {  // a frozen one may be trained later
-          ask_for_gradients_of(type, parameter);
-        }
+        ask_for_gradients_of(gradient_type(parameter.scalar_type(), sums_in_float32_), parameter);
       }
     }
   }

@@ -130,11 +130,10 @@ void SessionState::manage_parameters(std::span<ManagedParameter> found, const Mo
 }
 
 void SessionState::watch(ManagedParameter& parameter) {
+  ask_for_gradients_of(parameter.gradient_type, parameter.tensor);
   if (parameter.gradient_chunk) {
     gradients_->watch(parameter);
     gradients_->adopt(parameter);
-  } else if (parameter.gradient_type != parameter.tensor.scalar_type() && parameter.tensor.is_leaf()) {
-    ask_for_gradients_of(parameter.gradient_type, parameter.tensor);  // from the first that it has once it is trained
   }
 }
 
