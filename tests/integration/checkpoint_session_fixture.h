@@ -120,13 +120,6 @@ struct CheckpointWorld {
   std::unique_ptr<AdamW> optimizer;
 };
 
-inline void expect_same_bits(const Tensors& left, const Tensors& right) {
-  ASSERT_EQ(left.size(), right.size());
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    EXPECT_TRUE(same_bits(left[i], right[i])) << "tensor " << i;
-  }
-}
-
 inline CheckpointManifest manifest_in(const std::filesystem::path& folder) {
   return CheckpointReader(checkpoint_files(), folder).manifest();
 }

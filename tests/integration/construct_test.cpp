@@ -434,10 +434,7 @@ TEST_F(ConstructTest, a_model_is_built_while_another_trains_to_unmanaged_bits) {
   const Config::Shares on_nvme{.device = 0, .host = 0, .nvme = 1};
   config_.placement.parameters = config_.placement.gradients = config_.placement.optimizer = on_nvme;
   const Tensors actual = two_models(&session());
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
-  }
+  expect_same_bits(actual, expected);
   EXPECT_LE(usage().peak(Tier::host), config_.host.memory);
 }
 

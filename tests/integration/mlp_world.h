@@ -106,10 +106,7 @@ inline void expect_the_bits_of_unmanaged(const std::function<Tensors(World&)>& p
       EXPECT_EQ(usage.moved(Link::host_to_nvme, Kind::momentum) > 0, on_nvme);
       EXPECT_EQ(managed.session->last_error(), nullptr);
     }
-    ASSERT_EQ(actual.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i << " of " << expected.size();
-    }
+    expect_same_bits(actual, expected);
   }
 }
 

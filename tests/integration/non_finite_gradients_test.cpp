@@ -42,16 +42,11 @@ TEST(NonFiniteGradients, that_are_skipped_leave_training_as_if_the_step_had_not_
         config.optimizer.non_finite = "skip";
         World managed(&config, type);
         const Tensors actual = train(managed, true);
-        ASSERT_EQ(actual.size(), expected.size());
-        for (std::size_t i = 0; i < expected.size(); ++i) {
-          EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i << " of " << expected.size();
-        }
+        expect_same_bits(actual, expected);
       }
       World unmanaged(nullptr, type, {.non_finite = "skip"});
       const Tensors actual = train(unmanaged, true);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i << " of " << expected.size();
-      }
+      expect_same_bits(actual, expected);
     }
   }
 }

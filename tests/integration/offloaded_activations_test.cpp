@@ -2,14 +2,11 @@
 // what goes wrong told as LibTorch tells it.
 
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <sys/resource.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -20,6 +17,7 @@
 #include "offload/page_blocks.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/small_gpt.h"
+#include "tests/offload/resource_limit.h"
 
 namespace terrace::testing {
 namespace {
@@ -156,25 +154,6 @@ class OffloadedActivations : public ::testing::TestWithParam<std::string> {
  private:
   const int threads_before_ = at::get_num_threads();
   TemporaryFolder folder_;
-};
-
-/// While one lives, the process may map so much more memory than it has mapped, and no more.
-class AddressSpaceLimit {
- public:
-  explicit AddressSpaceLimit(std::uint64_t more_bytes) {
-    std::uint64_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    ::getrlimit(RLIMIT_AS, &before_);
-    rlimit limit = before_;
-    limit.rlim_cur = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + more_bytes;
-    ::setrlimit(RLIMIT_AS, &limit);
-  }
-  ~AddressSpaceLimit() { ::setrlimit(RLIMIT_AS, &before_); }
-  AddressSpaceLimit(const AddressSpaceLimit&) = delete;
-  AddressSpaceLimit& operator=(const AddressSpaceLimit&) = delete;
-
- private:
-  rlimit before_{};
 };
 
 /// Twenty tensors of a MiB, each saved.
@@ -323,7 +302,7 @@ TEST_P(OffloadedActivations, that_the_machine_cannot_hold_end_with_their_session
   const at::Tensor handed_out = saved.unpack(tanh);
   EXPECT_EQ(handed_out[0].item<float>(), 0);
   {
-    const AddressSpaceLimit limit(16 * MiB);
+    const ResourceLimit limit(RLIMIT_AS, bytes_in_status("VmSize") + 16 * MiB);
     session.reset();
   }
   EXPECT_THROW(handed_out[0].item<float>(), c10::Error);

@@ -84,7 +84,7 @@ TEST(LossScale, of_a_power_of_two_changes_no_bit) {
   for (const Config* session : {static_cast<const Config*>(nullptr), &config}) {
     World world(session);
     const Tensors actual = train(world, 4096);
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << i;
+    expect_same_bits(actual, expected);
   }
 }
 

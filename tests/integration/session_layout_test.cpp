@@ -82,11 +82,6 @@ class PlacementByDefault : public ::testing::Test {
     return made;
   }
 
-  static void expect_same(const Tensors& actual, const Tensors& expected) {
-    ASSERT_EQ(actual.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
-  }
-
   std::size_t kept_notes() const {
     const std::filesystem::path folder = cache_.path() / "terrace" / "models";
     if (!std::filesystem::exists(folder)) return 0;
@@ -128,12 +123,12 @@ TEST_F(PlacementByDefault, gradients_that_are_read_once_rest_on_nvme_before_the_
   const Config config = two_thirds_on_the_host();
   const Run plain = run(nullptr);
   const Run first = run(&config);
-  expect_same(first.results, plain.results);
+  expect_same_bits(first.results, plain.results);
   EXPECT_FALSE(rests_on_nvme(first, Kind::gradient)) << "nothing is known of it yet";
   EXPECT_TRUE(rests_on_nvme(first, Kind::momentum) || rests_on_nvme(first, Kind::variance));
   EXPECT_EQ(kept_notes(), 1u);
   const Run second = run(&config);
-  expect_same(second.results, plain.results);
+  expect_same_bits(second.results, plain.results);
   EXPECT_TRUE(rests_on_nvme(second, Kind::gradient));
   EXPECT_FALSE(rests_on_nvme(second, Kind::momentum) || rests_on_nvme(second, Kind::variance));
   EXPECT_FALSE(rests_on_nvme(second, Kind::parameter));
@@ -203,12 +198,12 @@ TEST_F(PlacementByDefault, parameters_share_chunks_in_the_order_of_their_first_u
   const Config config = fourteen_chunks();
   const Run plain = run_out_of_order(nullptr);
   const Run first = run_out_of_order(&config);
-  expect_same(first.results, plain.results);
+  expect_same_bits(first.results, plain.results);
   EXPECT_FALSE(first.usage.laid_out_by_use) << "nothing is known of it yet";
   EXPECT_EQ(kept_notes(), 1u);
   for (int again = 0; again < 3; ++again) {
     const Run next = run_out_of_order(&config);
-    expect_same(next.results, plain.results);
+    expect_same_bits(next.results, plain.results);
     EXPECT_TRUE(next.usage.laid_out_by_use);
     EXPECT_LT(next.usage.moved(Link::host_to_device) * 2, first.usage.moved(Link::host_to_device));
   }

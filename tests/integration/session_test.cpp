@@ -250,10 +250,7 @@ TEST(Session, its_end_leaves_ordinary_tensors_with_their_latest_bits_that_train_
   const TemporaryFolder folder;
   for (const Config& config : {tight(), tight_on_nvme(folder)}) {
     const Tensors actual = program(&config);
-    ASSERT_EQ(actual.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
-    }
+    expect_same_bits(actual, expected);
   }
 }
 
@@ -304,10 +301,7 @@ TEST(Session, one_after_another_can_manage_the_same_model) {
   const Config second = tight_on_nvme(folder);
   const Tensors expected = program({nullptr, nullptr, nullptr});
   const Tensors actual = program({&first, &second, &first});
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
-  }
+  expect_same_bits(actual, expected);
 }
 
 }  // namespace terrace::testing

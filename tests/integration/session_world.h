@@ -106,10 +106,7 @@ inline void expect_the_bits_of_unmanaged(const std::function<Tensors(SessionWorl
       EXPECT_EQ(usage.moved(Link::nvme_to_host, Kind::parameter) > 0, !config.nvme.paths.empty());
       EXPECT_EQ(managed.session->last_error(), nullptr);
     }
-    ASSERT_EQ(actual.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
-    }
+    expect_same_bits(actual, expected);
   }
 }
 

@@ -95,8 +95,7 @@ TEST(Sgd, goes_on_after_a_checkpoint_and_adamw_does_not_with_its_states) {
   world.train(*optimizer, actual);
   world.train(*optimizer, actual);
   add_parameters(world, actual);
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << i;
+  expect_same_bits(actual, expected);
 }
 
 TEST(Sgd, works_beside_adamw_over_other_parameters) {

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include <gtest/gtest.h>
+
 namespace terrace::testing {
 namespace {
 
@@ -71,6 +73,13 @@ TrainingResult train_small_gpt(const TrainingOptions& options, const std::option
 bool same_bits(const at::Tensor& left, const at::Tensor& right) {
   return left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() &&
          std::memcmp(left.contiguous().const_data_ptr(), right.contiguous().const_data_ptr(), left.nbytes()) == 0;
+}
+
+void expect_same_bits(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(same_bits(actual[i], expected[i])) << "tensor " << i << " of " << expected.size();
+  }
 }
 
 }  // namespace terrace::testing

@@ -99,5 +99,7 @@ TrainingResult train_small_gpt(const TrainingOptions& options, const std::option
 
 /// Whether two tensors have the same type, shape and bits.
 bool same_bits(const at::Tensor& left, const at::Tensor& right);
+/// Of as many tensors, one by one.
+void expect_same_bits(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected);
 
 }  // namespace terrace::testing

@@ -70,13 +70,6 @@ std::vector<at::Tensor> seen_unmanaged(std::uint64_t seed, bool trained = true) 
   return pupil.seen;
 }
 
-void expect_same_bits(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right) {
-  ASSERT_EQ(left.size(), right.size());
-  for (std::size_t i = 0; i < left.size(); ++i) {
-    EXPECT_TRUE(same_bits(left[i], right[i])) << "tensor " << i;
-  }
-}
-
 /// Runs them at once. What one throws fails the test.
 void at_once(std::vector<std::function<void()>> all) {
   std::atomic<int> missing = static_cast<int>(all.size());

@@ -11,6 +11,16 @@
 namespace terrace::testing {
 namespace {
 
+/// Of a program that is told whether it updates within backward.
+template <class Program>
+void expect_the_bits_of_updates_after_it(Program&& train) {
+  World plain;
+  const Tensors expected = train(plain, false);
+  const Config config = tight();
+  World managed(&config);
+  expect_same_bits(train(managed, true), expected);
+}
+
 TEST(UpdateInBackward, gives_the_bits_of_updates_after_it) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const auto train = [&](World& world, bool in_backward) {
@@ -40,10 +50,7 @@ TEST(UpdateInBackward, gives_the_bits_of_updates_after_it) {
       World managed(&config, type);
       const Tensors actual = train(managed, true);
       EXPECT_EQ(managed.session->last_error(), nullptr);
-      ASSERT_EQ(actual.size(), expected.size());
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i << " of " << expected.size();
-      }
+      expect_same_bits(actual, expected);
     }
   }
 }
@@ -72,8 +79,7 @@ TEST(UpdateInBackward, gives_the_bits_of_updates_after_it_layer_by_layer_too) {
   };
   const Tensors expected = train(false);
   const Tensors actual = train(true);
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
+  expect_same_bits(actual, expected);
 }
 
 TEST(UpdateInBackward, waits_for_what_backward_adds_to_gradients_that_were_there) {
@@ -90,13 +96,7 @@ TEST(UpdateInBackward, waits_for_what_backward_adds_to_gradients_that_were_there
     add_parameters(world, results);
     return results;
   };
-  World plain;
-  const Tensors expected = train(plain, false);
-  const Config config = tight();
-  World managed(&config);
-  const Tensors actual = train(managed, true);
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "result " << i;
+  expect_the_bits_of_updates_after_it(train);
 }
 
 TEST(UpdateInBackward, leaves_no_gradient_behind) {
@@ -160,12 +160,7 @@ TEST(UpdateInBackward, takes_in_what_the_program_has_replaced_before_it_updates)
     add_parameters(world, results);
     return results;
   };
-  World plain;
-  const Tensors expected = train(plain, false);
-  const Config config = tight();
-  World managed(&config);
-  const Tensors actual = train(managed, true);
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << i;
+  expect_the_bits_of_updates_after_it(train);
 }
 
 TEST(UpdateInBackward, goes_on_after_a_backward_that_failed_and_a_step) {

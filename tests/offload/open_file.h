@@ -4,13 +4,13 @@
 #include <csignal>
 #include <fcntl.h>
 #include <optional>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include "offload/io_engine.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/offload/resource_limit.h"
 
 namespace terrace {
 
@@ -37,23 +37,20 @@ class OpenFile {
 /// No file may grow beyond this while it lives, and exceeding it is an error instead of a signal.
 class FileSizeLimit {
  public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    previous_handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    ::getrlimit(RLIMIT_FSIZE, &previous_);
-    rlimit limit = previous_;
-    limit.rlim_cur = bytes;
-    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &previous_);
-    std::signal(SIGXFSZ, previous_handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+  explicit FileSizeLimit(rlim_t bytes) : limit_(RLIMIT_FSIZE, bytes) {}
 
  private:
-  rlimit previous_{};
-  void (*previous_handler_)(int) = nullptr;
+  struct IgnoredSignal {
+    IgnoredSignal() = default;
+    ~IgnoredSignal() { std::signal(SIGXFSZ, previous); }
+    IgnoredSignal(const IgnoredSignal&) = delete;
+    IgnoredSignal& operator=(const IgnoredSignal&) = delete;
+
+    void (*const previous)(int) = std::signal(SIGXFSZ, SIG_IGN);
+  };
+
+  const IgnoredSignal ignored_;  // for longer than the limit
+  const ResourceLimit limit_;
 };
 
 }  // namespace terrace

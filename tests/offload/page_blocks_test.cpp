@@ -8,7 +8,6 @@
 #include <random>
 #include <string>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <thread>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "tests/base/noted.h"
 #include "tests/offload/pages_in_process.h"
 #include "tests/offload/refused_call.h"
+#include "tests/offload/resource_limit.h"
 
 namespace terrace {
 namespace {
@@ -210,38 +210,20 @@ TEST(PageBlocks, where_the_system_moves_no_pages_blocks_of_scattered_ones_are_as
 }
 
 TEST(PageBlocks, a_block_of_scattered_pages_that_the_system_refuses_is_out_of_memory_and_nothing_is_lost) {
-  rlimit before{};
-  const auto may_have = [&](std::uint64_t more) {
-    std::ifstream status("/proc/self/status");
-    std::uint64_t kib = 0;
-    for (std::string line; std::getline(status, line);) {
-      if (line.starts_with("VmData:")) kib = std::stoull(line.substr(7));
-    }
-    const rlimit limit{more == 0 ? before.rlim_cur : kib * 1024 + more, before.rlim_max};
-    return ::setrlimit(RLIMIT_DATA, &limit) == 0;
-  };
-  EXPECT_TRUE(holds_in_child([&] { return ::getrlimit(RLIMIT_DATA, &before) == 0; },
-                             [&] {
-                               Scattered world(64, MiB);
-                               for (const std::uint64_t more : {MiB, 5 * MiB}) {  // no piece, and some of them
-                                 if (!may_have(more)) return false;
-                                 bool is_refused = false;
-                                 try {
-                                   world.blocks.take(32 * MiB, world.limit);
-                                 } catch (const OutOfMemory&) {
-                                   is_refused = true;
-                                 }
-                                 if (!may_have(0) || !is_refused) return false;
-                               }
-                               std::byte* const block = world.blocks.take(32 * MiB, world.limit);
-                               std::memset(block, 9, 32 * MiB);
-                               const bool is_whole = holds(block, 32 * MiB, 9);
-                               world.give_back_the_others();
-                               world.blocks.give_back(block, 32 * MiB);
-                               std::byte* const all = world.blocks.take(64 * MiB, world.limit);
-                               std::memset(all, 3, 64 * MiB);
-                               return is_whole && holds(all, 64 * MiB, 3) && !testing::Test::HasFailure();
-                             }));
+  Scattered world(64, MiB);
+  for (const std::uint64_t more : {MiB, 5 * MiB}) {  // no piece, and some of them
+    const ResourceLimit limit(RLIMIT_DATA, bytes_in_status("VmData") + more);
+    EXPECT_THROW(world.blocks.take(32 * MiB, world.limit), OutOfMemory);
+  }
+  std::byte* const block = world.blocks.take(32 * MiB, world.limit);
+  std::memset(block, 9, 32 * MiB);
+  EXPECT_TRUE(holds(block, 32 * MiB, 9));
+  world.give_back_the_others();
+  world.blocks.give_back(block, 32 * MiB);
+  std::byte* const all = world.blocks.take(64 * MiB, world.limit);
+  std::memset(all, 3, 64 * MiB);
+  EXPECT_TRUE(holds(all, 64 * MiB, 3));
+  world.blocks.give_back(all, 64 * MiB);
 }
 
 /// What khugepaged does in its own time, at once.
