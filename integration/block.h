@@ -11,7 +11,8 @@
 /// it uses, and draw random numbers from LibTorch's default generator only. It and its inputs are copied and live
 /// as long as the graph, and so must all that they point to. If an input or a managed parameter is changed in place
 /// before backward (as `step()` does), backward throws what LibTorch throws for a saved tensor that was changed. If
-/// the function saves other tensors when it runs again, backward throws LogicError.
+/// the function saves other tensors when it runs again, or draws other random numbers, as where another thread draws
+/// from that generator while it runs, backward throws LogicError.
 ///
 /// A block called within another one is part of that one. Tensors in inputs that are structs are not looked for:
 /// only those that autograd saves are checked for changes.

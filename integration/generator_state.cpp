@@ -47,6 +47,14 @@ void GeneratorState::restore() const {
   }
 }
 
+bool GeneratorState::operator==(const GeneratorState& other) const {
+  const at::mt19937_data_pod ours = engine_.data();
+  const at::mt19937_data_pod theirs = other.engine_.data();
+  return ours.seed_ == theirs.seed_ && ours.left_ == theirs.left_ && ours.seeded_ == theirs.seeded_ &&
+         ours.next_ == theirs.next_ && ours.state_ == theirs.state_ && next_float_ == other.next_float_ &&
+         next_double_ == other.next_double_ && on_device_ == other.on_device_;
+}
+
 void GeneratorState::set_device(c10::Device device) noexcept {
   program_device.store(device, std::memory_order_relaxed);
 }

@@ -17,6 +17,7 @@ class GeneratorState {
   /// The generators' state now.
   static GeneratorState now();
   void restore() const;
+  bool operator==(const GeneratorState& other) const;
 
   /// Where the program computes, from now on.
   static void set_device(c10::Device device) noexcept;
@@ -27,6 +28,8 @@ class GeneratorState {
     c10::Device device;
     std::uint64_t seed;
     std::uint64_t offset;
+
+    bool operator==(const Counting&) const = default;
   };
 
   at::mt19937 engine_;

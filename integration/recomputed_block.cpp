@@ -26,6 +26,10 @@ class AutocastCacheOff {
   const bool before_;
 };
 
+/// Whoever has the generators stand where they do not belong for a while. Taken before a block's mutex, for a block's
+/// function may run backward through another block; recursive, for a block may lie in another.
+std::recursive_mutex generators_elsewhere;
+
 [[noreturn]] void fail_as_not_deterministic(const std::string& difference) {
   throw LogicError("block: the function did not do the same when it was run again for backward: " + difference,
                    "a block's function must be deterministic: it may depend only on its inputs, its parameters and "
@@ -75,7 +79,7 @@ RecomputedBlock::Recording::Recording(RecomputedBlock& block) noexcept : block_(
 
 RecomputedBlock::Recording::~Recording() {
   recording_ = nullptr;  // a block within a block does not record
-  block_.first_run_is_over_ = true;
+  block_.generator_after_ = GeneratorState::now();
 }
 
 RecomputedBlock::RecomputedBlock() = default;
@@ -105,10 +109,16 @@ std::size_t RecomputedBlock::drop(const at::Tensor& tensor) {
 
 at::Tensor RecomputedBlock::unpack(std::size_t index) {
   saved_[index].check_unchanged();
-  const std::scoped_lock lock(mutex_);
-  if (index >= again_.size() || !again_[index].defined()) {
-    recompute();
-    forget_when_backward_ends();
+  std::unique_lock lock(mutex_);
+  if (is_wanting(index)) {
+    lock.unlock();
+    const std::unique_lock generators =
+        draws() ? std::unique_lock(generators_elsewhere) : std::unique_lock(generators_elsewhere, std::defer_lock);
+    lock.lock();
+    if (is_wanting(index)) {  // no other thread has made it meanwhile
+      recompute();
+      forget_when_backward_ends();
+    }
   }
   return std::exchange(again_[index], at::Tensor());
 }
@@ -122,18 +132,30 @@ void RecomputedBlock::recompute() {
   {
     const at::ThreadLocalStateGuard thread_state(thread_state_);
     const AutocastCacheOff no_cache;
-    const GeneratorScope generator(generator_);
     const BufferScope buffers(buffers_);
     const SavedTensorScope scope(collector);
-    run_again();
+    run_with_generators_of_the_first_run();
   }
   check_same(collector.tensors);
   again_ = std::move(collector.tensors);
 }
 
+void RecomputedBlock::run_with_generators_of_the_first_run() const {
+  if (!draws()) {
+    run_again();
+    return;
+  }
+  const GeneratorScope generator(generator_);
+  run_again();
+  if (generator_after_ && !(GeneratorState::now() == *generator_after_)) {
+    fail_as_not_deterministic(
+        "it drew other random numbers, or another thread drew from LibTorch's default generator while it ran");
+  }
+}
+
 void RecomputedBlock::check_same(const std::vector<at::Tensor>& again) const {
   // A backward within the function asks during the first run for what was saved so far.
-  if (first_run_is_over_ ? again.size() != saved_.size() : again.size() < saved_.size()) {
+  if (generator_after_ ? again.size() != saved_.size() : again.size() < saved_.size()) {
     fail_as_not_deterministic("it saved " + std::to_string(again.size()) + " tensors, and " +
                               std::to_string(saved_.size()) + " at first");
   }

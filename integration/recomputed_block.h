@@ -8,11 +8,14 @@
 ///
 /// A tensor that was handed out takes the place of the first one in its graph, so gradients of gradients are right.
 ///
-/// Threads: the first run records on its own thread; hooks may be unpacked on any.
+/// Threads: the first run records on its own thread; hooks may be unpacked on any. The random generators are the
+/// process's, so of blocks that draw from them one runs again at a time, and numbers that another thread draws during
+/// either run of such a block are found out: its random numbers would be others than at first.
 #pragma once
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <ATen/ThreadLocalState.h>
@@ -74,17 +77,22 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
 
   std::size_t drop(const at::Tensor& tensor);
   at::Tensor unpack(std::size_t index);
+  /// Whether the tensor is to be made, or made again. The mutex is held.
+  bool is_wanting(std::size_t index) const { return index >= again_.size() || !again_[index].defined(); }
+  /// As far as is known.
+  bool draws() const { return !generator_after_ || !(*generator_after_ == generator_); }
   void recompute();
+  void run_with_generators_of_the_first_run() const;
   void check_same(const std::vector<at::Tensor>& again) const;
   void forget_when_backward_ends();
 
   const at::ThreadLocalState thread_state_;
   const GeneratorState generator_ = GeneratorState::now();
+  std::optional<GeneratorState> generator_after_;  ///< the first run, once that is over
   BufferSnapshots buffers_;
   std::vector<TensorRecord> read_;
   std::vector<const c10::TensorImpl*> parameters_;  // those in read_
   std::vector<TensorRecord> saved_;                 // by the first run, in order
-  bool first_run_is_over_ = false;
 
   std::mutex mutex_;               // held while the block runs again: others wait for the same tensors
   std::vector<at::Tensor> again_;  // as saved_; undefined where handed out

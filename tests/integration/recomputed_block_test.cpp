@@ -4,6 +4,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -252,6 +253,75 @@ TEST_F(Recompute, passes_on_what_its_function_throws_when_it_runs_again) {
   y.sum().backward();
   EXPECT_EQ(world.runs, 3);
   EXPECT_TRUE(x.grad().defined());
+}
+
+TEST_F(Recompute, leaves_the_numbers_alone_that_others_draw_while_a_block_without_random_numbers_runs_again) {
+  const auto numbers = [&](bool runs_again) {
+    world.runs = 0;
+    torch::manual_seed(7);
+    const at::Tensor y = block(
+        [&](const at::Tensor& value) {
+          if (++world.runs == 2) {
+            std::thread([] { torch::rand({8}); }).join();
+          }
+          return torch::tanh(value);
+        },
+        x);
+    if (runs_again) {
+      y.sum().backward();
+    } else {
+      torch::rand({8});
+    }
+    return torch::rand({8});
+  };
+  EXPECT_TRUE(same_bits(numbers(true), numbers(false)));
+}
+
+TEST_F(Recompute, fails_if_others_draw_numbers_while_a_block_with_random_numbers_runs) {
+  for (const int interrupted_run : {1, 2}) {
+    world.runs = 0;
+    const at::Tensor y = block(
+        [&](const at::Tensor& value) {
+          const at::Tensor first = torch::dropout(torch::tanh(value), 0.5, true);
+          if (++world.runs == interrupted_run) {
+            std::thread([] { torch::rand({8}); }).join();
+          }
+          return torch::dropout(first, 0.5, true);
+        },
+        x);
+    EXPECT_THAT(error_of<LogicError>([&] { y.sum().backward(); }),
+                HasSubstr("another thread drew from LibTorch's default generator"));
+  }
+}
+
+TEST_F(Recompute, makes_the_same_random_numbers_again_on_two_threads_at_once) {
+  constexpr int rounds = 20;
+  const auto gradients = [](bool in_blocks) {
+    torch::manual_seed(7);
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> results;
+    for (int i = 0; i < 2 * rounds; ++i) {
+      inputs.push_back(input());
+      const auto function = [](const at::Tensor& value) {
+        return torch::dropout(torch::tanh(value), 0.5, true) * value;
+      };
+      results.push_back(in_blocks ? block(function, inputs.back()) : function(inputs.back()));
+    }
+    const auto backward = [&](int first) {
+      for (int i = first; i < 2 * rounds; i += 2) {
+        results[i].sum().backward();
+      }
+    };
+    std::thread other(backward, 1);
+    backward(0);
+    other.join();
+    std::vector<at::Tensor> all{torch::rand({8})};
+    for (const at::Tensor& each : inputs) {
+      all.push_back(each.grad());
+    }
+    return all;
+  };
+  expect_same_bits(gradients(true), gradients(false));
 }
 
 TEST_F(Recompute, fails_if_the_second_run_saves_other_tensors) {
