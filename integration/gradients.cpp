@@ -235,7 +235,7 @@ at::Tensor Gradients::make(ManagedParameter& parameter) {
                              parameter.name + ".grad", registry_);
   parameter.gradient = managed;
   {
-    const std::scoped_lock lock(registry_->mutex);
+    const std::scoped_lock lock(alive_mutex_);
     ++alive_[chunk];
   }
   return gradient;
@@ -270,10 +270,7 @@ void Gradients::make_ordinary(ManagedStorage& storage) {
   on_storage_death(storage);
 }
 
-void Gradients::notice_dead_storages() {
-  if (!registry_->any_gone.load(std::memory_order_acquire)) {
-    return;
-  }
+void Gradients::tell_of_dead_storages() {
   std::vector<std::shared_ptr<ManagedStorage>> gone;
   {
     const std::scoped_lock lock(registry_->mutex);
@@ -291,7 +288,7 @@ void Gradients::on_storage_death(const ManagedStorage& storage) {
     return;
   }
   // Until the chunk is discarded nobody may make another gradient in it: those bytes would be lost.
-  const std::scoped_lock lock(registry_->mutex);
+  const std::scoped_lock lock(alive_mutex_);
   const auto found = alive_.find(storage.chunk());
   if (found == alive_.end() || --found->second > 0) {
     return;

@@ -44,7 +44,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   at::Tensor for_update(ManagedParameter& parameter);
 
   /// Tells residency of gradients, and spilled storages, that died since the last call. Any thread.
-  void notice_dead_storages();
+  void notice_dead_storages() {
+    if (registry_->any_gone.load(std::memory_order_acquire)) tell_of_dead_storages();
+  }
 
   /// Gives a managed storage ordinary memory with its bytes. Nothing if it has died. Throws LogicError if it is
   /// gathered.
@@ -60,6 +62,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   /// Puts our post-accumulate hook before the one that is there, unless that is ours.
   void hook_restore(ManagedParameter& parameter);
+  void tell_of_dead_storages();
   /// A managed storage died. Parameters' are ignored.
   void on_storage_death(const ManagedStorage& storage);
   at::Tensor make(ManagedParameter& parameter);
@@ -68,7 +71,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   AccessStream& stream_;
   const std::shared_ptr<StorageRegistry> registry_;
   std::recursive_mutex& program_mutex_;
-  std::unordered_map<ChunkId, std::uint32_t> alive_;  // storages alive by gradient chunk; under the registry's mutex
+  std::mutex alive_mutex_;                            ///< taken before the AccessStream's, and with no other
+  std::unordered_map<ChunkId, std::uint32_t> alive_;  ///< storages alive by gradient chunk
   std::atomic<bool> closed_{false};
 };
 

@@ -1,12 +1,14 @@
 #include "integration/interceptor.h"
 
 #include <atomic>
+#include <deque>
+#include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include "integration/buffer_snapshots.h"
 #include "integration/offloaded_activations.h"
@@ -67,13 +69,28 @@ OpTraits traits_of(const c10::OperatorHandle& op) {
   return traits;
 }
 
-/// The traits of the op that runs, or null for what is not an op. A schema's name stays where it is for good
-/// and no other string can have its address, so that address is the key.
+/// How often LibTorch has forgotten an op, as it does when the library goes that registered it.
+std::atomic<std::uint64_t> ops_forgotten{0};
+
+class OpsForgotten final : public c10::OpRegistrationListener {
+ public:
+  void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& /*op*/) override { ++ops_forgotten; }
+};
+
+/// The traits of the op that runs, or null for what is not an op. The key is the address of its schema's name, which
+/// stays where it is until LibTorch forgets the op.
 const OpTraits* find_traits(const at::RecordFunction& function) {
-  thread_local std::unordered_map<const void*, OpTraits> known;
+  thread_local ska::flat_hash_map<const void*, const OpTraits*> known;
+  thread_local std::deque<OpTraits> kept;  // for an op within an op may come by here while the outer's are in use
+  thread_local std::uint64_t known_since = 0;
+  if (const std::uint64_t forgotten = ops_forgotten.load(std::memory_order_acquire); forgotten != known_since) {
+    known.clear();
+    known_since = forgotten;
+  }
   const void* key = function.name();
   if (const auto found = known.find(key); found != known.end()) {
-    return &found->second;
+    return found->second;
   }
   const auto name = function.operator_name();
   if (!name) {
@@ -83,23 +100,15 @@ const OpTraits* find_traits(const at::RecordFunction& function) {
   if (!op) {
     return nullptr;
   }
-  return &known.emplace(key, traits_of(*op)).first->second;
+  return known.emplace(key, &kept.emplace_back(traits_of(*op))).first->second;
 }
 
 using Operands = c10::SmallVector<OpOperand, 8>;
 
-void find_managed(const at::Tensor& tensor, bool writes, Operands& found) {
-  if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
-    found.push_back({storage, writes});
-  }
-}
-
 void find_managed(const c10::IValue& value, bool writes, Operands& found) {
   if (value.isTensor()) {
-    find_managed(value.toTensor(), writes, found);
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      find_managed(tensor, writes, found);
+    if (ManagedStorage* const storage = ManagedStorage::of(*value.unsafeToTensorImpl())) {
+      found.push_back({storage, writes});
     }
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
@@ -162,6 +171,10 @@ void after_op(const at::RecordFunction&, at::ObserverContext*) { CurrentOp::leav
 }  // namespace
 
 void attach_interceptor(OpPinner& pinner) {
+  // For good: LibTorch forgets its own ops when the program ends.
+  static const auto* const listening = new c10::RegistrationHandleRAII(
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<OpsForgotten>()));
+  (void)listening;
   static const at::CallbackHandle installed = at::addGlobalCallback(
       at::RecordFunctionCallback(&before_op, &after_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   (void)installed;

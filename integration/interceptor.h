@@ -23,8 +23,8 @@ struct OpOperand {
 class OpPinner {
  public:
   virtual ~OpPinner() = default;
-  /// Pins the operands for as long as the returned object lives. Where that fails it returns null and leaves
-  /// the storages closed, with the reason as what access throws. `inputs` are all that the op is given.
+  /// Pins the operands for as long as the returned object lives. Where that fails the storages that are closed stay so
+  /// for as long, with the reason as what access throws. `inputs` are all that the op is given.
   virtual std::unique_ptr<at::ObserverContext> pin(std::span<const OpOperand> operands,
                                                    c10::ArrayRef<const c10::IValue> inputs) noexcept = 0;
 };

@@ -1,5 +1,6 @@
 #include "integration/managed_storage.h"
 
+#include <mutex>
 #include <utility>
 
 #include "integration/storage_guard.h"
@@ -13,17 +14,6 @@ ManagedStorage::ManagedStorage(ChunkId chunk, std::uint64_t offset_bytes, std::s
       name_(std::move(name)),
       registry_(std::move(registry)),
       is_spilled_(is_spilled) {}
-
-ManagedStorage* ManagedStorage::of(c10::StorageImpl& storage) noexcept {
-  return storage._mutable_data_ptr_no_checks().cast_context<ManagedStorage>(&on_storage_death);
-}
-
-ManagedStorage* ManagedStorage::of(const at::Tensor& tensor) noexcept {
-  if (!tensor.defined() || !tensor.has_storage()) {
-    return nullptr;
-  }
-  return of(storage_of(tensor));
-}
 
 std::shared_ptr<ManagedStorage> ManagedStorage::attach(c10::StorageImpl& storage, ChunkId chunk,
                                                        std::uint64_t offset_bytes, std::string name,
@@ -75,6 +65,19 @@ void ManagedStorage::set_error(const std::string& text) {
   if (storage_ != nullptr) {
     has_error_ = !text.empty();
     close_storage(*storage_, has_error_ ? text : usual_message());
+  }
+}
+
+void ManagedStorage::begin_refused_op(const std::string& text, const std::exception_ptr& refusal) {
+  if (refused_ops_++ == 0) {  // the message of another may be being read
+    set_error(text);
+    refusal_ = refusal;
+  }
+}
+
+void ManagedStorage::end_refused_op() {
+  if (--refused_ops_ == 0) {
+    refusal_ = nullptr;
   }
 }
 

@@ -5,19 +5,21 @@
 /// The storage is closed but for the time that ops on it run, or that it is gathered. A spilled one is that of an
 /// ordinary tensor whose bytes are away (see SpillableStorages): it stays closed until it is detached again.
 ///
-/// Threads: `pin_count`, what is kept and the storage's pointer change under the registry's mutex. No LibTorch memory
-/// is freed under it. `of` takes no lock: what it reads changes only when a storage comes under management or leaves
-/// it, which for a storage that another thread uses at the time is a race in the program, or kept off by a hold.
+/// Threads: `pin_count`, what is kept and the storage's pointer change under the registry's mutex, which is held
+/// briefly and with no other taken under it. No LibTorch memory is freed under it. `of` takes no lock: what it reads
+/// changes only when a storage comes under management or leaves it, which for a storage that another thread uses at the
+/// time is a race in the program, or kept off by a hold.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <oneapi/tbb/spin_mutex.h>
 
 #include "memory/chunk.h"
 
@@ -32,7 +34,7 @@ inline c10::StorageImpl& storage_of(const at::Tensor& tensor) {
 
 /// What the storages of a session share; outlives them.
 struct StorageRegistry {
-  std::mutex mutex;
+  oneapi::tbb::spin_mutex mutex;
   /// Storages that died since they were last looked at.
   std::vector<std::shared_ptr<ManagedStorage>> gone;
   std::atomic<bool> any_gone{false};
@@ -41,8 +43,15 @@ struct StorageRegistry {
 class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
  public:
   /// The storage's managed run, or null if it is an ordinary one.
-  static ManagedStorage* of(c10::StorageImpl& storage) noexcept;
-  static ManagedStorage* of(const at::Tensor& tensor) noexcept;
+  static ManagedStorage* of(c10::StorageImpl& storage) noexcept {
+    return storage._mutable_data_ptr_no_checks().cast_context<ManagedStorage>(&on_storage_death);
+  }
+  static ManagedStorage* of(const c10::TensorImpl& tensor) noexcept {
+    // An undefined tensor has none, as others that have no memory.
+    c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    return storage != nullptr ? of(*storage) : nullptr;
+  }
+  static ManagedStorage* of(const at::Tensor& tensor) noexcept { return of(*tensor.unsafeGetTensorImpl()); }
 
   /// Turns `storage` into a run of `chunk` and closes it; what it pointed to is freed.
   static std::shared_ptr<ManagedStorage> attach(c10::StorageImpl& storage, ChunkId chunk, std::uint64_t offset_bytes,
@@ -59,8 +68,16 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   void open(std::byte* chunk_data);
   void close();
   bool is_open() const noexcept { return pin_count_ > 0; }
-  /// What access throws from now on; an empty text gives back the usual message. The mutex is held by the caller.
+  /// What access throws from now on, until it is opened; an empty text gives back the usual message. The mutex is held
+  /// by the caller.
   void set_error(const std::string& text);
+
+  /// An op that was refused its bytes, for the reason `refusal`, runs on it all the same, for an interceptor cannot
+  /// stop it: until that ends access throws `text`, and nobody may open it. The mutex is held by the caller.
+  void begin_refused_op(const std::string& text, const std::exception_ptr& refusal);
+  void end_refused_op();
+  /// What who would open it is refused with as well; null where it may be opened. The mutex is held by the caller.
+  const std::exception_ptr& refusal() const noexcept { return refusal_; }
 
   /// Has `what` live until the storage dies, or until this is called again.
   void keep(std::shared_ptr<void> what);
@@ -70,7 +87,7 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   const std::string& name() const noexcept { return name_; }
   /// Whether it is an ordinary tensor's, whose bytes have left it for a chunk of their own.
   bool is_spilled() const noexcept { return is_spilled_; }
-  const StorageRegistry& registry() const noexcept { return *registry_; }
+  StorageRegistry& registry() const noexcept { return *registry_; }
   /// An op uses it, in a pass of which the order of first uses is wanted, and which has seen `uses` of them. Any
   /// thread.
   void note_use(std::atomic<std::uint32_t>& uses) noexcept {
@@ -100,6 +117,8 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   std::uint32_t pin_count_ = 0;
   std::atomic<std::uint32_t> first_use_{0};
   bool has_error_ = false;
+  std::uint32_t refused_ops_ = 0;
+  std::exception_ptr refusal_;
 };
 
 }  // namespace terrace

@@ -16,25 +16,21 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
   require_whole();
   memory_.computes_here();
   gradients_->notice_dead_storages();
-  OpenStorages::Storages storages;
-  std::vector<ChunkAccess> accesses;
-  std::vector<SpillableStorages::Hold> kept;
+  auto gathered = std::make_shared<OpenStorages>(memory_.stream());
   for (const at::Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.has_storage()) {
-      kept.push_back(spillable_.hold_here(storage_of(tensor)));
+      gathered->keep(spillable_.hold_here(storage_of(tensor)));
     }
     if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
       require_own(*storage);
-      storages.push_back(storage->shared_from_this());
-      accesses.push_back({storage->chunk(), Tier::device, mode});
+      gathered->add(*storage, mode);
     }
   }
   std::erase_if(gathered_, [](const auto& each) { return each.expired(); });
-  Pin pin = accesses.empty() ? Pin() : memory_.stream().acquire(accesses, AccessOrigin::beside_program);
+  gathered->open(AccessOrigin::beside_program);
   updates_->throw_refusal();
-  auto open = std::make_shared<OpenStorages>(registry_, std::move(pin), std::move(storages), std::move(kept));
-  gathered_.push_back(open);
-  return {std::move(tensors), std::move(open)};
+  gathered_.push_back(gathered);
+  return {std::move(tensors), std::move(gathered)};
 }
 
 void SessionState::for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode) {

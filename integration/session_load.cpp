@@ -182,11 +182,9 @@ CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
   return reader.manifest().notes;
 }
 
-void SessionState::require_whole() const {
-  if (!is_whole_) {
-    const auto held = lock();
-    std::rethrow_exception(failed_load_);
-  }
+void SessionState::rethrow_failed_load() const {
+  const auto held = lock();
+  std::rethrow_exception(failed_load_);
 }
 
 std::vector<c10::Device> SessionState::devices_with_generators() const {

@@ -205,11 +205,7 @@ void SessionMemory::detach() noexcept {
   }
 }
 
-void SessionMemory::computes_here() const {
-  if (cuda_device_ != nullptr) {
-    cuda_device_->computes_on(current_cuda_stream());
-  }
-}
+void SessionMemory::computes_on_cuda_device() const { cuda_device_->computes_on(current_cuda_stream()); }
 
 void SessionMemory::make_room_outside(std::uint64_t bytes) {
   stream_->allocate(bytes, Kind::other);

@@ -71,7 +71,9 @@ class SessionMemory {
   void attach(ProgramMemory& memory);
   void detach() noexcept;
   /// This thread issues computation on the device, before and after what it issues next.
-  void computes_here() const;
+  void computes_here() const {
+    if (cuda_device_ != nullptr) computes_on_cuda_device();
+  }
   /// Has chunks leave the device for bytes of the program's that are not counted otherwise; they are given back by
   /// `stream().free(bytes, Kind::other)`. Throws OutOfMemory.
   void make_room_outside(std::uint64_t bytes);
@@ -86,6 +88,7 @@ class SessionMemory {
   void set_host_room(HostRoom* room) noexcept;
 
  private:
+  void computes_on_cuda_device() const;
   void make_device(const Config::Device& config, std::uint64_t available_bytes);
   void give_back_device_memory() noexcept;
 

@@ -54,9 +54,38 @@ std::uint64_t shapes_of_ordinary_tensors(c10::ArrayRef<const c10::IValue> inputs
 }  // namespace
 
 /// Holds an op's operands for as long as it runs.
+/// Each op makes one and most end before the next begins, so every thread keeps the memory of one.
 class SessionState::OpPins final : public at::ObserverContext, public OpenStorages {
  public:
   using OpenStorages::OpenStorages;
+
+  static void* operator new(std::size_t bytes) {
+    void* const memory = spare_.release();
+    return memory != nullptr ? memory : ::operator new(bytes);
+  }
+  static void operator delete(void* memory) noexcept { spare_.reset(memory); }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const noexcept { ::operator delete(memory); }
+  };
+  static inline thread_local std::unique_ptr<void, Free> spare_;
+};
+
+/// An op that runs though it was refused its operands: it fails at those that are kept closed.
+struct SessionState::RefusedOp final : at::ObserverContext {
+  explicit RefusedOp(std::shared_ptr<StorageRegistry> of) : registry(std::move(of)) {}
+  ~RefusedOp() override {
+    const std::scoped_lock lock(registry->mutex);
+    for (const auto& storage : storages) {
+      storage->end_refused_op();
+    }
+  }
+  RefusedOp(const RefusedOp&) = delete;
+  RefusedOp& operator=(const RefusedOp&) = delete;
+
+  const std::shared_ptr<StorageRegistry> registry;
+  OpenStorages::Storages storages;
 };
 
 SessionState::SessionState(const Config& config)
@@ -184,13 +213,9 @@ void SessionState::end_step(bool reads_gradients_again) {
   }
 }
 
-void SessionState::notice_pass(std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs) {
+void SessionState::notice_pass(Pass pass, std::span<const OpOperand> operands,
+                               c10::ArrayRef<const c10::IValue> inputs) {
   // A backward belongs to its forward; what has no input of its own, such as clipping, to what runs.
-  const bool with_graph = at::GradMode::is_enabled();
-  const Pass pass = with_graph ? Pass::with_graph : Pass::without_graph;
-  if (pass_ == pass) {
-    return;
-  }
   if (torch::autograd::get_current_graph_task_id() != -1) {
     if (is_in_forward_ && is_in_forward_.exchange(false)) {
       const auto held = lock();
@@ -211,14 +236,14 @@ void SessionState::notice_pass(std::span<const OpOperand> operands, c10::ArrayRe
       return;
     }
     first = managed->storage->chunk();
-    if (with_graph && places_gradients_by_notes()) {
+    if (pass == Pass::with_graph && places_gradients_by_notes()) {
       step_clock_.begin_forward(moment());
       is_in_forward_ = true;
     }
   }
   pass_ = pass;
   // Told apart by what it computes with, too: programs train several models in turn.
-  memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (with_graph ? 1 : 0));
+  memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (pass == Pass::with_graph ? 1 : 0));
 }
 
 StepClock::Moment SessionState::moment() const { return {monotonic_ns(), memory_.stream().usage().stall_seconds}; }
@@ -229,19 +254,20 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     require_whole();
     memory_.computes_here();
     gradients_->notice_dead_storages();
-    notice_pass(operands, inputs);
+    const Pass pass = at::GradMode::is_enabled() ? Pass::with_graph : Pass::without_graph;
+    if (pass_.load(std::memory_order_relaxed) != pass) {
+      notice_pass(pass, operands, inputs);
+    }
     if (is_learning_.load(std::memory_order_relaxed)) {
       note_uses(operands);
     }
-    c10::SmallVector<ChunkAccess, 8> accesses;
-    OpenStorages::Storages storages;
+    auto pins = std::make_unique<OpPins>(memory_.stream());
     for (const OpOperand& operand : operands) {
       require_own(*operand.storage);
       if (operand.storage->is_spilled()) {
         continue;  // it could not come back, and says why
       }
-      accesses.push_back({operand.storage->chunk(), Tier::device, operand.writes ? Access::write : Access::read});
-      storages.push_back(operand.storage->shared_from_this());
+      pins->add(*operand.storage, operand.writes ? Access::write : Access::read);
     }
     if (RecomputedBlock* const block = RecomputedBlock::recording()) {
       const auto held = lock();
@@ -251,11 +277,12 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
         }
       }
     }
-    return std::make_unique<OpPins>(registry_, memory_.stream().acquire({accesses.data(), accesses.size()}),
-                                    std::move(storages));
+    pins->open(AccessOrigin::program);
+    return pins;
   } catch (const std::exception& error) {
     refused(std::current_exception());
-    // Those that are gathered stay open, if there is another at which the op fails.
+    auto refused_op = std::make_unique<RefusedOp>(registry_);
+    // Those that others use stay open, if there is another at which the op fails.
     const std::scoped_lock lock(registry_->mutex);
     const auto own = [&](const OpOperand& operand) { return &operand.storage->registry() == registry_.get(); };
     const bool all_open = std::all_of(operands.begin(), operands.end(), [&](const OpOperand& operand) {
@@ -263,11 +290,13 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     });
     for (const OpOperand& operand : operands) {
       if (own(operand) && (all_open || !operand.storage->is_open())) {
-        operand.storage->set_error(std::string("terrace: '") + operand.storage->name() +
-                                   "' could not be brought to the device: " + error.what());
+        operand.storage->begin_refused_op(std::string("terrace: '") + operand.storage->name() +
+                                              "' could not be brought to the device: " + error.what(),
+                                          std::current_exception());
+        refused_op->storages.push_back(operand.storage->shared_from_this());
       }
     }
-    return nullptr;
+    return refused_op;
   }
 }
 

@@ -13,7 +13,7 @@
 /// mutexes below this one only. Nobody waits for another thread's pin. So whoever holds it goes on by himself.
 ///
 /// Order: LibTorch's mutex of a node, or a RecomputedBlock's; the program mutex; that of the spillable storages; the
-/// update queue's or the registry's; the AccessStream's. `error_mutex_` is taken last.
+/// update queue's or that of Gradients; the AccessStream's. The registry's and `error_mutex_` are taken last.
 #pragma once
 
 #include <atomic>
@@ -97,7 +97,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void save(CheckpointLock& lock, const CheckpointNotes& notes);
   CheckpointNotes load(const std::filesystem::path& folder);
   /// Throws the error at which a load left a part of the session as it was.
-  void require_whole() const;
+  void require_whole() const {
+    if (!is_whole_) rethrow_failed_load();
+  }
 
   /// Finishes the update that was submitted, where the configuration says so, and ends the step. Whether its gradients
   /// are read besides what updates read of them is learned for the next run.
@@ -124,6 +126,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
  private:
   class OpPins;
+  struct RefusedOp;
 
   /// The chunks of one index, with what they hold.
   struct SetInfo {
@@ -142,12 +145,15 @@ class SessionState final : public OpPinner, public ProgramMemory {
     bool gradients_read_once = false;  ///< as ModelNotes has it
   };
 
+  [[noreturn]] void rethrow_failed_load() const;
   /// Throws LogicError if the storage belongs to a session that has ended.
   void require_own(const ManagedStorage& storage) const;
   /// An op uses them, while a model is to be learned of.
   void note_uses(std::span<const OpOperand> operands) noexcept;
-  /// Tells residency which pass an op begins, or goes on with. Takes the program mutex where it may be another.
-  void notice_pass(std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs);
+  enum class Pass : std::uint8_t { unknown, without_graph, with_graph };
+  /// An op is not in the pass that residency has been told of: tells it if another has begun. May take the program
+  /// mutex.
+  void notice_pass(Pass pass, std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs);
   /// The sets of chunks that have gradients.
   std::set<std::uint32_t> trained_sets() const;
   void manage_parameters(std::span<ManagedParameter> found, const ModelLayout& chosen);
@@ -323,9 +329,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Where a load left a part of the session as it was. Set while no op runs.
   std::exception_ptr failed_load_;
   std::atomic<bool> is_whole_{true};
-  /// Which pass residency has been told of. Ops of any thread look at it without a lock: where two threads are in
-  /// different passes residency is told of each in turn, and looks ahead less well.
-  enum class Pass : std::uint8_t { unknown, without_graph, with_graph };
+  /// What residency has been told of. Ops of any thread look at it without a lock: where two threads are in different
+  /// passes residency is told of each in turn, and looks ahead less well.
   std::atomic<Pass> pass_{Pass::unknown};
 };
 

@@ -1,7 +1,6 @@
 #include "memory/access_stream.h"
 
 #include <algorithm>
-#include <ranges>
 
 #include "base/error.h"
 
@@ -33,14 +32,16 @@ Pin& Pin::operator=(Pin&& other) noexcept {
     release();
     stream_ = std::exchange(other.stream_, nullptr);
     held_ = std::move(other.held_);
+    places_ = std::move(other.places_);
   }
   return *this;
 }
 
 void Pin::release() noexcept {
   if (stream_ != nullptr) {
-    std::exchange(stream_, nullptr)->release(*this);
+    std::exchange(stream_, nullptr)->release(held_);
     held_.clear();
+    places_.clear();
   }
 }
 
@@ -120,28 +121,44 @@ bool AccessStream::adopt(ChunkId chunk, const Allocation& allocation, std::uint6
 }
 
 Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin) {
-  if (!is_prior_work(origin)) {
-    settle_prior_work(accesses);
-  }
-  Request request;
-  request.accesses = accesses;
-  request.in_schedule = origin != AccessOrigin::beside_program;
-  request.patient = origin == AccessOrigin::background_work;
   Pin pin;
-  pin.held_.reserve(accesses.size());
-  Lock lock(mutex_);
-  ask(request, lock, origin);
-  for (const ChunkAccess& access : accesses) {
-    pin.held_.emplace_back(access, &places_.place(access.chunk));
-  }
+  pin.held_.assign(accesses.begin(), accesses.end());
+  pin.places_.resize(accesses.size());
+  acquire(accesses, origin, pin.places_);
   pin.stream_ = this;
   return pin;
 }
 
-void AccessStream::settle_prior_work(std::span<const ChunkAccess> accesses) {
-  if (prior_work_ != nullptr) {
-    prior_work_->before_access(accesses);
+void AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin,
+                           std::span<const ChunkPlace*> places) {
+  if (!is_prior_work(origin)) {
+    settle_prior_work(accesses);
   }
+  const bool in_schedule = origin != AccessOrigin::beside_program;
+  Lock lock(mutex_);
+  bool granted = false;
+  guarded([&] {
+    granted = policy_.try_grant(accesses, in_schedule);
+    carry_out(lock);
+  });
+  if (!granted) {
+    Request request;
+    request.accesses = accesses;
+    request.in_schedule = in_schedule;
+    request.patient = origin == AccessOrigin::background_work;
+    ask(request, lock, origin);
+  }
+  for (std::size_t i = 0; i < accesses.size(); ++i) {
+    places[i] = &places_.place(accesses[i].chunk);
+  }
+}
+
+void AccessStream::release(std::span<const ChunkAccess> accesses) noexcept {
+  const Lock lock(mutex_);
+  guarded([&] {
+    policy_.release(accesses);
+    carry_out(lock);
+  });
 }
 
 void AccessStream::begin_pass(ScheduleBook::Key key) {
@@ -211,14 +228,6 @@ void AccessStream::guarded(Event&& event) noexcept {
   }
 }
 
-void AccessStream::release(const Pin& pin) noexcept {
-  const Lock lock(mutex_);
-  guarded([&] {
-    policy_.release(std::views::keys(pin.held_));
-    carry_out(lock);
-  });
-}
-
 void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
   do {
     submit(request, lock, origin);
@@ -261,7 +270,7 @@ void AccessStream::submit(Request& request, Lock& lock, AccessOrigin origin) {
   }
 }
 
-void AccessStream::carry_out(const Lock&) {
+void AccessStream::carry_out_decisions(const Lock&) {
   bool acted = false;
   for (;; acted = true) {
     if (const auto vacate = policy_.next_vacate()) {
@@ -278,7 +287,7 @@ void AccessStream::carry_out(const Lock&) {
   if (acted) {
     sample_usage();
   }
-  // Each op comes by here twice: who waits is woken only where it may make a difference.
+  // Who waits is woken only where it may make a difference.
   if (policy_.take_was_served() || acted) {
     changed_.notify_all();
   }

@@ -55,16 +55,19 @@ constexpr bool is_prior_work(AccessOrigin origin) noexcept { return origin >= Ac
 class Pin {
  public:
   Pin() noexcept = default;
-  Pin(Pin&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)), held_(std::move(other.held_)) {}
+  Pin(Pin&& other) noexcept
+      : stream_(std::exchange(other.stream_, nullptr)),
+        held_(std::move(other.held_)),
+        places_(std::move(other.places_)) {}
   Pin& operator=(Pin&& other) noexcept;
   ~Pin() { release(); }
 
   void release() noexcept;
 
   /// The address of the `position`-th acquired chunk on the device.
-  std::byte* device(std::size_t position) const { return held_.at(position).second->device; }
+  std::byte* device(std::size_t position) const { return places_.at(position)->device; }
   /// The granules of the `position`-th acquired chunk on the host, in order.
-  std::span<std::byte* const> host(std::size_t position) const { return held_.at(position).second->host; }
+  std::span<std::byte* const> host(std::size_t position) const { return places_.at(position)->host; }
   /// The address of element byte `offset` of the `position`-th chunk on the host, and how many bytes follow
   /// it in the same granule.
   std::span<std::byte> host_bytes(std::size_t position, std::uint64_t offset) const;
@@ -73,7 +76,8 @@ class Pin {
   friend class AccessStream;
 
   AccessStream* stream_ = nullptr;
-  std::vector<std::pair<ChunkAccess, const ChunkPlace*>> held_;
+  std::vector<ChunkAccess> held_;
+  std::vector<const ChunkPlace*> places_;
 };
 
 class AccessStream {
@@ -116,11 +120,17 @@ class AccessStream {
   /// leave), IoError or CorruptData (its bytes could not be brought), LogicError (a chunk is wanted on a
   /// tier while it is held on another and would change).
   Pin acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin = AccessOrigin::program);
+  /// The same without a Pin: until `release` is called with the same accesses. Fills `places` with where the chunk of
+  /// each is until then.
+  void acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin, std::span<const ChunkPlace*> places);
+  void release(std::span<const ChunkAccess> accesses) noexcept;
 
   /// `work` is asked before every access of the program; null: nothing is owed. Not while another thread acquires.
   void set_prior_work(PriorWork* work) noexcept { prior_work_ = work; }
   /// Does what is owed to the chunks, as `acquire` would.
-  void settle_prior_work(std::span<const ChunkAccess> accesses);
+  void settle_prior_work(std::span<const ChunkAccess> accesses) {
+    if (prior_work_ != nullptr) prior_work_->before_access(accesses);
+  }
 
   /// `room` is asked before a request is refused for want of room on the device; null: there is none to spare. Not
   /// while another thread asks for anything.
@@ -167,11 +177,9 @@ class AccessStream {
   }
 
  private:
-  friend class Pin;
   using Lock = std::unique_lock<std::mutex>;
   using Arrival = std::pair<ChunkId, Tier>;
 
-  void release(const Pin& pin) noexcept;
   /// Returns when the request is granted; throws why it was refused.
   void ask(Request& request, Lock& lock, AccessOrigin origin);
   /// Returns when there is a verdict.
@@ -184,8 +192,11 @@ class AccessStream {
   /// What has moved, been waited for and been spent on updates so far.
   MemoryUsage::AtStepEnd totals(const Lock& lock, std::int64_t* at_ns = nullptr) const;
   std::optional<ChunkName> chunk_name(std::optional<ChunkId> chunk, const Lock& lock) const;
-  /// Has everything carried out that the policy has decided.
-  void carry_out(const Lock& lock);
+  /// Has everything carried out that the policy has decided, which after most ops is nothing.
+  void carry_out(const Lock& lock) {
+    if (policy_.has_decided()) carry_out_decisions(lock);
+  }
+  void carry_out_decisions(const Lock& lock);
   void set_space_aside(ChunkId chunk, std::uint64_t bytes);
   void start(const Transfer& transfer);
   void hurry(const Arrival& arrival);

@@ -78,8 +78,10 @@ void Policy::submit(Request& request) {
                                               std::to_string(chunks_.size()) + " that are registered")));
   } else if (removed != request.accesses.end()) {
     refuse(request, removed_error(removed->chunk));
-  } else if (request.accesses.empty() ? try_take_room(request) : grantable_now(request)) {
-    grant(request);
+  } else if (try_grant(request.accesses, request.in_schedule)) {
+    request.verdict = Request::Verdict::granted;
+  } else if (request.accesses.empty() && try_take_room(request)) {
+    request.verdict = Request::Verdict::granted;
     advance();
   } else {
     lanes_[index_of(lane_of(request))].queue.push_back(&request);
@@ -311,6 +313,7 @@ void Policy::start_transfer(const Transfer& transfer) {
     sending_bytes_[index_of(transfer.from)] += chunk.info().bytes;
   }
   ++in_flight_;
+  is_settled_ = false;
   transfers_.push_back(transfer);
 }
 
@@ -341,6 +344,7 @@ void Policy::drop_if_dead(ChunkId id) {
     return;
   }
   chunk.discard_when_idle = false;
+  is_settled_ = false;
   for (const Tier tier : all_tiers) {
     const CopyState state = chunk.at(tier).state;
     if (chunk.removed ? state != CopyState::absent : state == CopyState::valid && tier != chunk.info().home) {
@@ -432,6 +436,9 @@ void Policy::check_invariants() const {
     require(lane.ahead <= prefetch_depth_, "no more is fetched ahead at once than is allowed");
   }
   require(ahead <= in_flight_, "what is fetched ahead is in flight");
+  if (is_settled_) {
+    check_settled();
+  }
 }
 
 }  // namespace terrace

@@ -47,7 +47,6 @@
 #include <deque>
 #include <exception>
 #include <optional>
-#include <ranges>
 #include <span>
 #include <string>
 #include <utility>
@@ -119,14 +118,11 @@ class Policy {
   ChunkId add_chunk(const ChunkInfo& info);
   /// Grants, queues or refuses `request`.
   void submit(Request& request);
+  /// Grants a request of these accesses where that is possible at once, as most are. False, and nothing else, where it
+  /// has to be submitted.
+  bool try_grant(std::span<const ChunkAccess> accesses, bool in_schedule);
   /// Ends the pins of a granted request, given its accesses.
-  template <std::ranges::input_range Accesses>
-  void release(const Accesses& accesses) {
-    for (const ChunkAccess& access : accesses) {
-      unpin(access);
-    }
-    advance();
-  }
+  void release(std::span<const ChunkAccess> accesses);
   void transfer_done(const Transfer& transfer);
   void transfer_failed(const Transfer& transfer, std::exception_ptr error);
   void vacated(const Vacate& vacate);
@@ -156,6 +152,10 @@ class Policy {
 
   // --- actions ---
 
+  /// Whether there are actions, or was a request given its verdict.
+  bool has_decided() const noexcept {
+    return was_served_ || !vacates_.empty() || !transfers_.empty() || !urgent_.empty();
+  }
   std::optional<Vacate> next_vacate();
   std::optional<Transfer> next_transfer();
   /// A transfer issued before for which somebody waits now.
@@ -204,10 +204,13 @@ class Policy {
                                      : request.program_tier;
   }
   std::exception_ptr removed_error(ChunkId id) const;
-  bool grantable_now(const Request& request) const;
+  /// Whether the access, one of `all` of a request, can be granted at once.
+  inline bool is_grantable(const ChunkAccess& access, std::span<const ChunkAccess> all) const;
   /// Where the transfer arrives that has to be done before the access can have its bytes; nothing if none is under way.
   std::optional<Tier> arrival_awaited(const ChunkAccess& access) const;
   void grant(Request& request);
+  /// The access, which is pinned, begins.
+  inline void begin_access(const ChunkAccess& access, bool in_schedule);
   /// Its lane's forecast goes on to it.
   void follow(const ChunkAccess& access);
   void refuse(Request& request, std::exception_ptr error);
@@ -225,8 +228,8 @@ class Policy {
   /// Where to bring the chunk from; nothing where it has no bytes yet.
   std::optional<Tier> source_for(ChunkId id, Tier to) const;
   void start_transfer(const Transfer& transfer);
-  void pin(const ChunkAccess& access);
-  void unpin(const ChunkAccess& access);
+  inline void pin(const ChunkAccess& access);
+  inline void unpin(const ChunkAccess& access);
   void supersede_others(ChunkId id, Tier tier);
 
   /// Takes the room that a request without accesses is for, if it is free.
@@ -235,9 +238,12 @@ class Policy {
   /// Room that is counted in the tier's budget becomes the chunk's.
   void take_counted_room(ChunkId id, Tier tier);
   std::optional<ChunkId> try_add_chunk(const ChunkInfo& info, std::optional<ChunkId> in_place_of = std::nullopt);
-  void look_ahead(Tier tier);
+  // These return false where something that can be done ahead may be left.
+  bool look_ahead(Tier tier);
   /// Fills chunks on the device that begin without bytes soon.
-  void fill_ahead();
+  bool fill_ahead();
+  /// Whether the chunk, of an access to come, begins without bytes there, and can do so now.
+  bool is_to_be_filled(const Schedule::Entry& entry) const;
   /// Up to that position of the tier's forecast; false where something stands in the way.
   bool look_ahead_until(std::size_t end, Tier tier);
   /// Brings to the host what only NVMe holds and the device will read in this pass, if its copy there can stay until
@@ -293,6 +299,8 @@ class Policy {
   std::uint64_t distance_of_write(ChunkId id, Tier tier) const;
   /// Finds by when what is announced is due.
   void time_updates();
+  /// Throws LogicError unless what `is_settled_` says is true.
+  void check_settled() const;
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
   /// Starts evictions until there is room for the chunk, of copies that are used later than it; none where those are
@@ -359,6 +367,9 @@ class Policy {
   std::vector<std::size_t> due_;
   bool updates_awaited_ = false;
   bool was_served_ = false;  ///< see take_was_served
+  /// Nobody waits, all that can be done ahead is under way, and nothing that `advance` looks at has changed since: it
+  /// would do nothing. Most ops come and go while this is so.
+  bool is_settled_ = false;
 };
 
 }  // namespace terrace

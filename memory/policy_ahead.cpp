@@ -1,6 +1,7 @@
 // The future: what is brought ahead of need and written back early.
 #include <algorithm>
 
+#include "base/error.h"
 #include "memory/policy.h"
 
 namespace terrace {
@@ -71,17 +72,19 @@ void Policy::plan_again(ChunkId id, Tier tier) {
   }
 }
 
-void Policy::look_ahead(Tier tier) {
+bool Policy::look_ahead(Tier tier) {
   Lane& lane = lanes_[index_of(tier)];
   const Schedule* schedule = lane.forecast.schedule();
-  if (schedule == nullptr || lane.short_of_room || lane.ahead_is_full) {
-    return;
+  if (schedule == nullptr) {
+    return true;
+  }
+  if (lane.short_of_room || lane.ahead_is_full || !look_ahead_until(schedule->size(), tier)) {
+    return false;
   }
   // Updates are alike, so the host looks around the end of one into the next. What the device will want next is about
   // to be updated by then.
-  if (look_ahead_until(schedule->size(), tier) && tier == Tier::host && look_ahead_for_device()) {
-    look_ahead_until(schedule->size() + lane.forecast.cursor(), tier);
-  }
+  return tier != Tier::host ||
+         (look_ahead_for_device() && look_ahead_until(schedule->size() + lane.forecast.cursor(), tier));
 }
 
 bool Policy::look_ahead_until(std::size_t end, Tier tier) {
@@ -145,26 +148,58 @@ bool Policy::look_ahead_for_device() {
   return true;
 }
 
-void Policy::fill_ahead() {
+bool Policy::fill_ahead() {
   Lane& lane = lanes_[index_of(Tier::device)];
   const Schedule* schedule = lane.forecast.schedule();
-  if (schedule == nullptr || lane.short_of_room || lane.ahead_is_full) {
-    return;
+  if (schedule == nullptr) {
+    return true;
+  }
+  if (lane.short_of_room || lane.ahead_is_full) {
+    return false;
   }
   const std::size_t end = std::min(schedule->size(), lane.forecast.cursor() + fills_ahead);
-  for (std::size_t at = lane.forecast.cursor(); at < end && lane.ahead < prefetch_depth_; ++at) {
+  for (std::size_t at = lane.forecast.cursor(); at < end; ++at) {
+    if (lane.ahead >= prefetch_depth_) {
+      return false;
+    }
     const ChunkId id = (*schedule)[at].chunk;
     if (chunks_[id].at(Tier::device).readable()) {
       continue;  // most are
     }
     if (wanted_ahead(id, Tier::device) && chunks_[id].at(Tier::device).state == CopyState::absent) {
-      return;  // what is needed sooner has the room
+      return false;  // what is needed sooner has the room
     }
-    if (!chunks_[id].has_bytes() && is_written_first((*schedule)[at]) && !chunks_[id].in_flight() &&
-        can_come_ahead(id, Tier::device) &&
+    if (is_to_be_filled((*schedule)[at]) &&
         !fetch_ahead(id, Tier::device, at, distance_of_position(at, Tier::device))) {
-      return;
+      return false;
     }
+  }
+  return true;
+}
+
+bool Policy::is_to_be_filled(const Schedule::Entry& entry) const {
+  return !chunks_[entry.chunk].has_bytes() && is_written_first(entry) && !chunks_[entry.chunk].in_flight() &&
+         can_come_ahead(entry.chunk, Tier::device);
+}
+
+void Policy::check_settled() const {
+  const auto require = [](bool holds) {
+    if (!holds) {
+      throw LogicError("policy: broken invariant: who is settled has nothing left to do");
+    }
+  };
+  require(waiting() == 0);
+  if (prefetch_depth_ == 0 || failure_) {
+    return;
+  }
+  require(done_with_.empty());
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    const Lane& lane = lanes_[index_of(tier)];
+    require(lane.forecast.schedule() == nullptr || lane.planned >= lane.forecast.schedule()->size());
+  }
+  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
+  for (std::size_t at = device.cursor(); device.schedule() != nullptr && at < device.schedule()->size(); ++at) {
+    require(at >= device.cursor() + fills_ahead || !is_to_be_filled((*device.schedule())[at]));
   }
 }
 
@@ -270,9 +305,8 @@ bool Policy::is_done_with(ChunkId id) const {
   const Residency::Copy& copy = chunk.at(Tier::device);
   const Residency::Copy& home = chunk.at(chunk.info().home);
   const Forecast& forecast = lanes_[index_of(Tier::device)].forecast;
-  return prefetch_depth_ > 0 && !failure_ && copy.state == CopyState::valid && copy.pins == 0 &&
-         chunk.info().home != Tier::device && home.state == CopyState::reserved && home.failed_writes == 0 &&
-         !chunk.is_spare(Tier::device) && !chunk.discard_when_idle &&
+  return home.state == CopyState::reserved && copy.state == CopyState::valid && copy.pins == 0 && prefetch_depth_ > 0 &&
+         !failure_ && home.failed_writes == 0 && !chunk.is_spare(Tier::device) && !chunk.discard_when_idle &&
          (chunk.info().home == Tier::host || chunk.at(Tier::host).state == CopyState::absent) &&
          (chunk.info().kind == Kind::activation ? chunk.is_expected_to_leave
                                                 : forecast.schedule() != nullptr && !forecast.used_again(id));
@@ -284,6 +318,7 @@ void Policy::clean_if_done_with(ChunkId id) {
   }
   if (chunks_[id].info().home == Tier::nvme) {
     done_with_.push_back(id);
+    is_settled_ = false;
   } else {
     send_home(id);
   }

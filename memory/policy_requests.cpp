@@ -15,55 +15,130 @@ std::size_t Policy::waiting() const noexcept {
   return count;
 }
 
-bool Policy::grantable_now(const Request& request) const {
-  return std::all_of(request.accesses.begin(), request.accesses.end(), [&](const ChunkAccess& access) {
-    const Residency& chunk = chunks_[access.chunk];
-    if (chunk.at(access.tier).state != CopyState::valid) {
-      return false;
-    }
-    const auto conflicts = [&](const ChunkAccess& other) {
-      return other.chunk == access.chunk && other.tier != access.tier;
-    };
-    return access.mode == Access::read || (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier) &&
-                                           std::none_of(request.accesses.begin(), request.accesses.end(), conflicts));
-  });
+// What each op comes by, mostly to find that all is there, is inline: it is called in this file alone.
+
+bool Policy::is_grantable(const ChunkAccess& access, std::span<const ChunkAccess> all) const {
+  if (access.chunk >= chunks_.size() || chunks_[access.chunk].removed) {
+    return false;
+  }
+  const Residency& chunk = chunks_[access.chunk];
+  if (chunk.at(access.tier).state != CopyState::valid) {
+    return false;
+  }
+  const auto conflicts = [&](const ChunkAccess& other) {
+    return other.chunk == access.chunk && other.tier != access.tier;
+  };
+  return access.mode == Access::read || (!chunk.in_flight() && !chunk.pinned_elsewhere(access.tier) &&
+                                         std::none_of(all.begin(), all.end(), conflicts));
 }
 
-void Policy::grant(Request& request) {
-  Budget& device = *budgets_[index_of(Tier::device)];
-  if (!request.accesses.empty()) {
-    book_.note_program_bytes(device.take_program_peak());
+void Policy::pin(const ChunkAccess& access) {
+  Residency& chunk = chunks_.at(access.chunk);
+  Residency::Copy& copy = chunk.at(access.tier);
+  if (copy.state == CopyState::leaving) {
+    leaving_bytes_[index_of(access.tier)] -= chunk.info().room_bytes[index_of(access.tier)];
+    chunk.step(access.tier, CopyStep::stay);
   }
-  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
-    const ChunkAccess& access = request.accesses[i];
-    if (request.held.empty() || !request.held[i]) {
-      pin(access);
-    }
-    chunks_[access.chunk].at(access.tier).can_wait = false;
-    if (access.mode == Access::write) {
-      chunks_[access.chunk].blank = false;
-      supersede_others(access.chunk, access.tier);
-    }
-    if (request.in_schedule && access.tier == Tier::device) {
-      book_.record(access, device.used() - chunk_bytes_[index_of(Tier::device)]);
-    }
-    if (request.in_schedule) {
-      follow(access);
-    }
-    lanes_[index_of(access.tier)].ahead_is_full = false;
-    if (chunks_[access.chunk].at(Tier::host).state == CopyState::valid) {
-      lanes_[index_of(Tier::host)].ahead_is_full = false;  // that copy's next use is another now
-    }
+  if (copy.pins++ == 0 && access.tier != chunk.info().home) {
+    budgets_[index_of(access.tier)]->hold(chunk.info().room_bytes[index_of(access.tier)]);
   }
-  request.verdict = Request::Verdict::granted;
+  copy.write_pins += access.mode == Access::write ? 1 : 0;
+  copy.last_use = ++clock_;
+}
+
+void Policy::begin_access(const ChunkAccess& access, bool in_schedule) {
+  Residency& chunk = chunks_[access.chunk];
+  chunk.at(access.tier).can_wait = false;
+  if (access.mode == Access::write) {
+    chunk.blank = false;
+    supersede_others(access.chunk, access.tier);
+  }
+  if (in_schedule && access.tier == Tier::device) {
+    book_.record(access, budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)]);
+  }
+  if (in_schedule && lanes_[index_of(access.tier)].forecast.schedule() != nullptr) {
+    follow(access);
+  }
+  lanes_[index_of(access.tier)].ahead_is_full = false;
+  if (chunk.at(Tier::host).state == CopyState::valid) {
+    lanes_[index_of(Tier::host)].ahead_is_full = false;  // that copy's next use is another now
+  }
 }
 
 void Policy::follow(const ChunkAccess& access) {
   Forecast& forecast = lanes_[index_of(access.tier)].forecast;
   const std::size_t before = forecast.cursor();
   forecast.advance(access.chunk);
+  if (forecast.cursor() != before) {
+    is_settled_ = false;
+  }
   if (forecast.cursor() < before) {
     look_ahead_again(access.tier);  // what was planned is behind what comes now
+  }
+}
+
+bool Policy::try_grant(std::span<const ChunkAccess> accesses, bool in_schedule) {
+  const bool can_be = !failure_ && !accesses.empty() &&
+                      std::all_of(accesses.begin(), accesses.end(),
+                                  [&](const ChunkAccess& access) { return is_grantable(access, accesses); });
+  if (!can_be) {
+    return false;
+  }
+  book_.note_program_bytes(budgets_[index_of(Tier::device)]->take_program_peak());
+  for (const ChunkAccess& access : accesses) {
+    pin(access);
+    begin_access(access, in_schedule);
+  }
+  if (!is_settled_) {
+    advance();
+  }
+  return true;
+}
+
+void Policy::grant(Request& request) {
+  if (!request.accesses.empty()) {
+    book_.note_program_bytes(budgets_[index_of(Tier::device)]->take_program_peak());
+  }
+  for (std::size_t i = 0; i < request.accesses.size(); ++i) {
+    if (request.held.empty() || !request.held[i]) {
+      pin(request.accesses[i]);
+    }
+    begin_access(request.accesses[i], request.in_schedule);
+  }
+  request.verdict = Request::Verdict::granted;
+}
+
+void Policy::unpin(const ChunkAccess& access) {
+  Residency& chunk = chunks_.at(access.chunk);
+  const ChunkInfo& info = chunk.info();
+  Residency::Copy& copy = chunk.at(access.tier);
+  const std::uint32_t writes = access.mode == Access::write ? 1 : 0;
+  if (copy.pins == 0 || copy.write_pins < writes) {
+    throw LogicError("policy: a pin is released that nobody holds");
+  }
+  if (--copy.pins == 0 && access.tier != info.home) {
+    budgets_[index_of(access.tier)]->let_go(info.room_bytes[index_of(access.tier)]);
+  }
+  copy.write_pins -= writes;
+  if (writes > 0 && access.tier != Tier::device) {
+    is_settled_ = false;  // it can come to the device ahead of need now
+  }
+  copy.last_use = ++clock_;
+  lanes_[index_of(access.tier)].ahead_is_full = false;
+  if (chunk.discard_when_idle) {
+    drop_if_dead(access.chunk);
+  }
+  if (access.tier == Tier::device && chunk.at(info.home).state == CopyState::reserved) {
+    clean_if_done_with(access.chunk);
+  }
+}
+
+void Policy::release(std::span<const ChunkAccess> accesses) {
+  for (const ChunkAccess& access : accesses) {
+    unpin(access);
+  }
+  if (!is_settled_) {
+    advance();
   }
 }
 
@@ -86,12 +161,19 @@ void Policy::advance() {
   for (Lane& lane : lanes_) {
     serve(lane);
   }
+  bool is_done = waiting() == 0;
+  is_settled_ = false;
+  const std::uint64_t in_flight_before = in_flight_;
   if (prefetch_depth_ > 0 && !failure_) {
     clean_by_host();
-    fill_ahead();
-    look_ahead(Tier::device);
-    look_ahead(Tier::host);
+    const bool all_filled = fill_ahead();
+    const bool all_on_device = look_ahead(Tier::device);
+    const bool all_on_host = look_ahead(Tier::host);
+    // What has been started may have changed what was looked at before it.
+    is_done =
+        is_done && in_flight_ == in_flight_before && done_with_.empty() && all_filled && all_on_device && all_on_host;
   }
+  is_settled_ = is_done;
 }
 
 void Policy::serve(Lane& lane) {
@@ -261,39 +343,6 @@ void Policy::hold(Request& request, std::size_t position) {
   if (!request.held[position]) {
     request.held[position] = true;
     pin(request.accesses[position]);
-  }
-}
-
-void Policy::pin(const ChunkAccess& access) {
-  Residency& chunk = chunks_.at(access.chunk);
-  Residency::Copy& copy = chunk.at(access.tier);
-  if (copy.state == CopyState::leaving) {
-    leaving_bytes_[index_of(access.tier)] -= chunk.info().room_bytes[index_of(access.tier)];
-    chunk.step(access.tier, CopyStep::stay);
-  }
-  if (copy.pins++ == 0 && access.tier != chunk.info().home) {
-    budgets_[index_of(access.tier)]->hold(chunk.info().room_bytes[index_of(access.tier)]);
-  }
-  copy.write_pins += access.mode == Access::write ? 1 : 0;
-  copy.last_use = ++clock_;
-}
-
-void Policy::unpin(const ChunkAccess& access) {
-  const ChunkInfo& info = chunks_.at(access.chunk).info();
-  Residency::Copy& copy = chunks_[access.chunk].at(access.tier);
-  const std::uint32_t writes = access.mode == Access::write ? 1 : 0;
-  if (copy.pins == 0 || copy.write_pins < writes) {
-    throw LogicError("policy: a pin is released that nobody holds");
-  }
-  if (--copy.pins == 0 && access.tier != info.home) {
-    budgets_[index_of(access.tier)]->let_go(info.room_bytes[index_of(access.tier)]);
-  }
-  copy.write_pins -= writes;
-  copy.last_use = ++clock_;
-  lanes_[index_of(access.tier)].ahead_is_full = false;
-  drop_if_dead(access.chunk);
-  if (access.tier == Tier::device) {
-    clean_if_done_with(access.chunk);
   }
 }
 

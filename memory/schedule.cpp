@@ -125,23 +125,6 @@ void ScheduleBook::begin_pass(Key key) {
 
 void ScheduleBook::end_step() { keep_recording(); }
 
-void ScheduleBook::record(const ChunkAccess& access, std::uint64_t program_bytes) {
-  if (!recording_.empty() && recording_.back().chunk == access.chunk) {
-    Schedule::Entry& last = recording_.back();
-    last.program_bytes = std::max(last.program_bytes, program_bytes);
-    last.mode = std::max(last.mode, access.mode);
-    ++last.accesses;
-    return;
-  }
-  recording_.push_back({access.chunk, access.mode, program_bytes});
-}
-
-void ScheduleBook::note_program_bytes(std::uint64_t program_bytes) {
-  if (!recording_.empty()) {
-    recording_.back().program_bytes = std::max(recording_.back().program_bytes, program_bytes);
-  }
-}
-
 const Schedule* ScheduleBook::current() const {
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
   if (known != known_.end()) {

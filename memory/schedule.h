@@ -8,6 +8,7 @@
 /// Pure and not thread-safe: it belongs to the policy.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -104,9 +105,22 @@ class ScheduleBook {
   void begin_pass(Key key);
   /// The step ends; until told otherwise the next pass is taken to be like this one.
   void end_step();
-  void record(const ChunkAccess& access, std::uint64_t program_bytes);
+  void record(const ChunkAccess& access, std::uint64_t program_bytes) {
+    if (recording_.empty() || recording_.back().chunk != access.chunk) {
+      recording_.push_back({access.chunk, access.mode, program_bytes});
+      return;
+    }
+    Schedule::Entry& last = recording_.back();
+    last.program_bytes = std::max(last.program_bytes, program_bytes);
+    last.mode = std::max(last.mode, access.mode);
+    ++last.accesses;
+  }
   /// The program's own tensors took this much since the last record.
-  void note_program_bytes(std::uint64_t program_bytes);
+  void note_program_bytes(std::uint64_t program_bytes) {
+    if (!recording_.empty()) {
+      recording_.back().program_bytes = std::max(recording_.back().program_bytes, program_bytes);
+    }
+  }
 
   /// What the pass that runs was like the last time; if it is new, what the latest was like. Null if there was none.
   const Schedule* current() const;

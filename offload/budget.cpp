@@ -6,15 +6,6 @@
 #include "base/units.h"
 
 namespace terrace {
-namespace {
-
-void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t value) noexcept {
-  std::uint64_t seen = peak.load(std::memory_order_relaxed);
-  while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
-  }
-}
-
-}  // namespace
 
 bool Budget::try_reserve(Kind kind, std::uint64_t bytes) noexcept {
   std::uint64_t before = total_.now.load(std::memory_order_relaxed);
@@ -84,18 +75,12 @@ std::optional<std::array<std::uint64_t, kind_count>> Budget::used_by_kind() cons
   return std::nullopt;
 }
 
-std::uint64_t Budget::take_program_peak() noexcept {
+std::uint64_t Budget::reset_program_peak() noexcept {
   const std::uint64_t now = program_now_.load(std::memory_order_relaxed);
   const std::uint64_t peak = program_peak_.exchange(now, std::memory_order_relaxed);
   raise_to(program_peak_, program_now_.load(std::memory_order_relaxed));
   return peak;
 }
-
-void Budget::hold(std::uint64_t bytes) noexcept {
-  raise_to(held_.peak, held_.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
-}
-
-void Budget::let_go(std::uint64_t bytes) noexcept { held_.now.fetch_sub(bytes, std::memory_order_relaxed); }
 
 void Budget::need(std::uint64_t bytes) noexcept { raise_to(held_.peak, bytes); }
 

@@ -48,12 +48,17 @@ class Budget {
   std::optional<std::array<std::uint64_t, kind_count>> used_by_kind() const noexcept;
 
   /// The most that kinds which are not chunks took since the last call.
-  std::uint64_t take_program_peak() noexcept;
+  std::uint64_t take_program_peak() noexcept {
+    const std::uint64_t now = program_now_.load(std::memory_order_relaxed);
+    return program_peak_.load(std::memory_order_relaxed) == now ? now : reset_program_peak();  // most often the same
+  }
 
   // What cannot leave: all that kinds which are not chunks use, and of chunks what is held here.
   /// From now on, until `let_go`, so many bytes of chunks cannot be given back: they rest here or are pinned.
-  void hold(std::uint64_t bytes) noexcept;
-  void let_go(std::uint64_t bytes) noexcept;
+  void hold(std::uint64_t bytes) noexcept {
+    raise_to(held_.peak, held_.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  }
+  void let_go(std::uint64_t bytes) noexcept { held_.now.fetch_sub(bytes, std::memory_order_relaxed); }
   std::uint64_t held() const noexcept { return held_.now.load(std::memory_order_relaxed); }
   /// So much has to fit at one moment, whether it is taken or not.
   void need(std::uint64_t bytes) noexcept;
@@ -69,6 +74,12 @@ class Budget {
     std::atomic<std::uint64_t> peak{0};
   };
 
+  static void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t value) noexcept {
+    std::uint64_t seen = peak.load(std::memory_order_relaxed);
+    while (seen < value && !peak.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    }
+  }
+  std::uint64_t reset_program_peak() noexcept;
   /// All counts but the total.
   void add(Kind kind, std::uint64_t bytes) noexcept;
   void subtract(Kind kind, std::uint64_t bytes) noexcept;

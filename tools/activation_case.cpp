@@ -226,7 +226,7 @@ InterceptionCost measure_interception() {
   at::Tensor bare;
   {
     const Pause pause;
-    ordinary = at::ones({1});
+    ordinary = at::ones({1}).requires_grad_();  // what LibTorch does more for a parameter is not our cost
     bare = at::zeros({1});
   }
   const auto seconds_of = [&](at::Tensor& to, const at::Tensor& operand) {
