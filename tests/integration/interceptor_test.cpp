@@ -1,12 +1,12 @@
 // Ops that are refused their operands, and ops that LibTorch forgets.
 
-#include <functional>
 #include <future>
 #include <string>
 #include <thread>
 
 #include <torch/library.h>
 
+#include "tests/integration/message_of.h"
 #include "tests/integration/mlp.h"
 #include "tests/integration/tight_session.h"
 
@@ -15,11 +15,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// An op that waits before it reads its operands.
+/// An op that waits before it reads its operands. It is called once after each `reset`.
 struct PatientOp {
   static inline std::promise<void> has_begun;
   static inline std::promise<void> may_go_on;
 
+  static void reset() {
+    has_begun = {};
+    may_go_on = {};
+  }
   static at::Tensor run(at::TensorList operands) {
     has_begun.set_value();
     may_go_on.get_future().wait();
@@ -31,16 +35,8 @@ struct PatientOp {
   }
 };
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-
 TEST(Interceptor, has_no_thread_open_what_an_op_was_refused_that_runs_still) {
+  PatientOp::reset();
   torch::Library library(torch::Library::DEF, "terrace_test", std::nullopt, __FILE__, __LINE__);
   library.def("patient(Tensor[] operands) -> Tensor");
   library.impl("patient", torch::dispatch(c10::kCPU, &PatientOp::run));
@@ -57,10 +53,10 @@ TEST(Interceptor, has_no_thread_open_what_an_op_was_refused_that_runs_still) {
   std::string refusal;
   std::thread refused([&] {
     const torch::NoGradGuard no_grad_here;
-    refusal = error_of([&] { patient.call(weights); });  // four chunks, where there is room for three
+    refusal = message_of<c10::Error>([&] { patient.call(weights); });  // four chunks, where there is room for three
   });
   PatientOp::has_begun.get_future().wait();
-  EXPECT_THAT(error_of([&] { weights[0].sum(); }), HasSubstr("could not be brought to the device"));
+  EXPECT_THAT(message_of<c10::Error>([&] { weights[0].sum(); }), HasSubstr("could not be brought to the device"));
   EXPECT_TRUE(last_error_as<OutOfMemory>(session).has_value());
   EXPECT_THROW(session.gather({weights[0]}, Access::read), OutOfMemory);
   PatientOp::may_go_on.set_value();
