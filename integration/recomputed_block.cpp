@@ -26,8 +26,8 @@ class AutocastCacheOff {
   const bool before_;
 };
 
-/// Whoever has the generators stand where they do not belong for a while. Taken before a block's mutex, for a block's
-/// function may run backward through another block; recursive, for a block may lie in another.
+/// Whoever has the generators stand where they do not belong for a while. Taken before a block's mutex, and recursive,
+/// for a block's function may run backward through another block.
 std::recursive_mutex generators_elsewhere;
 
 [[noreturn]] void fail_as_not_deterministic(const std::string& difference) {

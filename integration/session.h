@@ -13,9 +13,10 @@
 /// Threads: several may train and evaluate at once, each its own models. Models that are trained beside others come
 /// under management by a call of `manage` each, so that they share no chunks, and have an AdamW each, over their own
 /// parameters. What ops of all threads use at one moment must fit the device together: nobody waits for another thread,
-/// an op that finds no room throws with OutOfMemory. Which thread trains a model may change between ops; two that train
-/// one model at once race as in plain LibTorch. While one thread replaces parameters' storages (set_data, Module::to,
-/// torch::load) or freezes and unfreezes them, no other steps. The session ends when no other thread uses it any more.
+/// an op that finds no room throws with OutOfMemory, and so may another thread's on the same parameters meanwhile.
+/// Which thread trains a model may change between ops; two that train one model at once race as in plain LibTorch.
+/// While one thread replaces parameters' storages (set_data, Module::to, torch::load) or freezes and unfreezes them, no
+/// other steps. The session ends when no other thread uses it any more.
 #pragma once
 
 #include <exception>

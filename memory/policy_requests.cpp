@@ -128,7 +128,7 @@ void Policy::unpin(const ChunkAccess& access) {
   if (chunk.discard_when_idle) {
     drop_if_dead(access.chunk);
   }
-  if (access.tier == Tier::device && chunk.at(info.home).state == CopyState::reserved) {
+  if (access.tier == Tier::device && chunk.at(info.home).state == CopyState::reserved) {  // spares most ops the call
     clean_if_done_with(access.chunk);
   }
 }
