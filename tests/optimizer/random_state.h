@@ -1,4 +1,4 @@
-/// Seeded parameters, gradients and states for the tests of the update, in all of its formats.
+/// Options, and seeded parameters, gradients and states, for the tests of the update, in all of its formats.
 #pragma once
 
 #include <cmath>
@@ -13,6 +13,12 @@
 #include "tests/optimizer/adamw_reference.h"
 
 namespace terrace {
+
+inline constexpr AdamWOptions kOptions{
+    .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1};
+
+/// Every third step has its gradients clipped.
+inline float clip_of(int step) { return step % 3 == 0 ? 0.37f : 1.0f; }
 
 /// Gradients of magnitudes from 1e-12 to 1e3, some of them zero: updates far below and far above a parameter.
 inline std::vector<float> random_gradient(std::size_t count, std::uint32_t seed) {
