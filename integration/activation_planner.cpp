@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -118,12 +118,13 @@ class ActivationPlanner::Call final : public BlockMeter {
   std::uint64_t saved_bytes = 0;  ///< of others
 
  private:
-  using Storages = std::set<const c10::StorageImpl*>;
+  /// Weak: what has left is gone, but no other storage may get its address.
+  using Storages = std::map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>>;
 
   /// Parameters are no activations.
   static bool is_new(const at::Tensor& tensor, Storages& seen) {
     return tensor.has_storage() && ManagedStorage::of(tensor) == nullptr &&
-           seen.insert(tensor.storage().unsafeGetStorageImpl()).second;
+           seen.emplace(tensor.storage().unsafeGetStorageImpl(), tensor.storage().getWeakStorageImpl()).second;
   }
 
   const std::weak_ptr<Pass> pass_;

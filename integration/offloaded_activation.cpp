@@ -38,26 +38,30 @@ std::shared_ptr<OffloadedActivation> OffloadedActivation::of(c10::StorageImpl& s
   return opened != nullptr ? opened->activation : nullptr;
 }
 
-bool OffloadedActivation::try_leave() {
+OffloadedActivation::Departure OffloadedActivation::try_leave(bool under_pressure) {
   const std::scoped_lock lock(mutex_);
   if (!storage_ || owner_->memory_ == nullptr) {
-    return true;  // it has left, or its session has ended and it stays
+    return Departure::never;  // it has left before, or its session has ended and it stays
   }
-  if (storage_.use_count() > 1) {
-    return false;
+  if (storage_.use_count() > 1 || (only_under_pressure_ && !under_pressure)) {
+    return Departure::later;
   }
   if (storage_.nbytes() != bytes_) {
-    return true;  // it was resized: it stays
+    return Departure::never;  // it was resized: it stays
   }
   if (!owner_->may_leave(bytes_)) {
-    return true;
+    return Departure::never;
   }
   const ChunkId chunk = owner_->take_chunk(bytes_);
   try {
-    move_to(chunk);
+    if (!move_to(chunk, under_pressure)) {
+      only_under_pressure_ = true;
+      owner_->give_back_chunk(chunk, bytes_);
+      return Departure::later;
+    }
   } catch (const OutOfMemory&) {
     owner_->give_back_chunk(chunk, bytes_);
-    return false;
+    return Departure::later;
   } catch (...) {
     owner_->give_back_chunk(chunk, bytes_);
     throw;
@@ -69,10 +73,10 @@ bool OffloadedActivation::try_leave() {
     owner_->away_[chunk] = weak_from_this();
   }
   storage_ = c10::Storage();
-  return true;
+  return Departure::has_left;
 }
 
-void OffloadedActivation::move_to(ChunkId chunk) {
+bool OffloadedActivation::move_to(ChunkId chunk, bool under_pressure) {
   AccessStream& stream = owner_->memory_->stream();
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   const std::shared_ptr<BlockSource>& source = owner_->memory_->device_source();
@@ -80,27 +84,41 @@ void OffloadedActivation::move_to(ChunkId chunk) {
   if (const auto block = take_block(source, bytes_, data)) {
     try {
       if (stream.adopt(chunk, {block->memory, block->bytes}, block->offset, block->kind)) {
-        return;
+        return true;
       }
     } catch (...) {
       storage.set_data_ptr(put_back_block(source, *block));
       throw;
     }
     data = put_back_block(source, *block);
+    if (!under_pressure) {
+      storage.set_data_ptr(std::move(data));
+      return false;
+    }
   }
   const void* const bytes = data.get();
   storage.set_data_ptr(std::move(data));
   const std::array accesses{ChunkAccess{chunk, Tier::device, Access::write}};
   const Pin pin = stream.acquire(accesses);
   copy_bytes(pin.device(0), owner_->device_, bytes, owner_->device_, bytes_);
+  return true;
 }
 
 bool OffloadedActivation::try_leave_or_stay() noexcept {
   try {
-    return try_leave();
+    return try_leave(/*under_pressure=*/false) != Departure::later;
   } catch (...) {
     owner_->stays(std::current_exception());
     return true;
+  }
+}
+
+bool OffloadedActivation::leaves_under_pressure() noexcept {
+  try {
+    return try_leave(/*under_pressure=*/true) == Departure::has_left;
+  } catch (...) {
+    owner_->stays(std::current_exception());
+    return false;
   }
 }
 

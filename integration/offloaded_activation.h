@@ -3,6 +3,7 @@
 /// Thread-safe; who asks for it while another thread moves it waits for that.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -25,10 +26,10 @@ class OffloadedActivation final : public std::enable_shared_from_this<OffloadedA
   static std::shared_ptr<OffloadedActivation> of(c10::StorageImpl& storage) noexcept;
 
   /// Leaves if nobody else holds the storage and its memory can be the chunk's, or the device has room for that beside
-  /// it. False if it may do so later. Throws OutOfMemory or IoError if it has nowhere to rest; then it is where it was.
-  bool try_leave();
-  /// The same, but where that cannot be it stays for good, and the owner hears why.
+  /// it. False if it may do so later. Where it has nowhere to rest it stays for good, and the owner hears why.
   bool try_leave_or_stay() noexcept;
+  /// The same, by a copy too where its memory may not be the chunk's. Whether it has left now.
+  bool leaves_under_pressure() noexcept;
   /// A storage with its bytes on the device, to be read. Throws OutOfMemory, IoError or CorruptData, and LogicError
   /// after the session has ended without it.
   c10::Storage storage();
@@ -40,18 +41,27 @@ class OffloadedActivation final : public std::enable_shared_from_this<OffloadedA
 
   std::uint64_t bytes() const noexcept { return bytes_; }
 
+  /// In whose list of what is to leave it is.
+  bool is_pending_in(const void* list) const noexcept { return pending_in_.load(std::memory_order_relaxed) == list; }
+  void set_pending_in(const void* list) noexcept { pending_in_.store(list, std::memory_order_relaxed); }
+
  private:
   struct Opened;
+  enum class Departure : std::uint8_t { has_left, later, never };
 
-  /// Its bytes become those of the chunk: in the memory where they are, or else copied. Throws OutOfMemory where
-  /// neither can be now.
-  void move_to(ChunkId chunk);
+  /// Throws OutOfMemory or IoError if it has nowhere to rest; then it is where it was.
+  Departure try_leave(bool under_pressure);
+  /// Its bytes become those of the chunk: in the memory where they are, or else by a copy. False where only pressure is
+  /// worth that, as chunks may not take so much of the device. Throws OutOfMemory where neither can be now.
+  bool move_to(ChunkId chunk, bool under_pressure);
 
   const std::shared_ptr<OffloadedActivations> owner_;
   const std::uint64_t bytes_;
+  std::atomic<const void*> pending_in_{nullptr};
   std::mutex mutex_;
-  c10::Storage storage_;          ///< while it has not left
-  std::optional<ChunkId> chunk_;  ///< once it has
+  bool only_under_pressure_ = false;  ///< its memory may not be the chunk's
+  c10::Storage storage_;              ///< while it has not left
+  std::optional<ChunkId> chunk_;      ///< once it has
   /// Handed out, and held by somebody perhaps.
   c10::weak_intrusive_ptr<c10::StorageImpl> opened_;
 };

@@ -21,8 +21,79 @@
 namespace terrace {
 namespace {
 
-/// What the calling thread has saved that may still have to leave.
-thread_local std::vector<std::weak_ptr<OffloadedActivation>> to_leave;
+/// What a thread has saved that may still have to leave.
+class Pending {
+ public:
+  Pending() = default;
+  ~Pending() {
+    for (const One& each : list_) {
+      if (const auto activation = each.activation.lock()) {
+        activation->set_pending_in(nullptr);
+      }
+    }
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  bool empty() const noexcept { return list_.empty(); }
+
+  void add(const std::shared_ptr<OffloadedActivation>& activation) {
+    if (!activation->is_pending_in(this)) {
+      list_.push_back({activation, torch::autograd::get_current_graph_task_id()});
+      activation->set_pending_in(this);
+    }
+  }
+
+  /// Has some leave: the latest, which programs let go of first, and the others in turn.
+  void some_leave() noexcept {
+    const int backward = torch::autograd::get_current_graph_task_id();
+    const std::size_t others = list_.size() - std::min(list_.size(), latest);
+    for (std::size_t i = list_.size(); i-- > others;) {
+      leave(i, backward);
+    }
+    for (std::size_t looked = 0; looked < std::min(others, in_turn) && !list_.empty(); ++looked) {
+      turn_ = turn_ == 0 ? list_.size() - 1 : std::min(turn_, list_.size()) - 1;
+      leave(turn_, backward);
+    }
+  }
+
+  /// Whether any has left.
+  bool all_leave() noexcept {
+    bool any = false;
+    for (std::size_t i = list_.size(); i-- > 0;) {
+      const auto activation = list_[i].activation.lock();
+      any = (activation != nullptr && activation->leaves_under_pressure()) || any;
+    }
+    return any;
+  }
+
+ private:
+  struct One {
+    std::weak_ptr<OffloadedActivation> activation;
+    int backward;  ///< within which it was saved; -1: none
+  };
+  static constexpr std::size_t latest = 16;
+  static constexpr std::size_t in_turn = 16;
+
+  void leave(std::size_t at, int backward) noexcept {
+    if (list_[at].backward != backward && backward != -1) {
+      return;  // the backward that runs may want it now
+    }
+    if (const auto activation = list_[at].activation.lock()) {
+      if (!activation->try_leave_or_stay()) {
+        return;
+      }
+      activation->set_pending_in(nullptr);
+    }
+    list_[at] = std::move(list_.back());
+    list_.pop_back();
+  }
+
+  std::vector<One> list_;
+  std::size_t turn_ = 0;
+};
+
+thread_local Pending pending;
 
 /// How a tensor looks at its storage.
 struct View {
@@ -69,17 +140,26 @@ class OffloadedActivations::Hooks final : public torch::autograd::SavedVariableH
     if (!view_) {
       return kept_;
     }
-    try {
-      return view_->of(activation_->storage());
-    } catch (...) {
-      if (owner_->memory_ != nullptr) {
-        owner_->failed_(std::current_exception());
-      }
-      throw;
-    }
+    at::Tensor tensor = view_->of(storage());
+    record_->share_version_with(tensor);
+    return tensor;
   }
 
  private:
+  /// As ops do where their operands cannot be had.
+  c10::Storage storage() const {
+    try {
+      return activation_->storage();
+    } catch (const Error& error) {
+      if (owner_->memory_ != nullptr) {
+        owner_->failed_(std::current_exception());
+      }
+      TORCH_CHECK_WITH(OutOfMemoryError, dynamic_cast<const OutOfMemory*>(&error) == nullptr,
+                       "terrace: ", error.what());
+      TORCH_CHECK(false, "terrace: ", error.what());
+    }
+  }
+
   const std::shared_ptr<OffloadedActivations> owner_;
   std::optional<TensorRecord> record_;
   at::Tensor kept_;  ///< where it does not leave
@@ -132,18 +212,18 @@ void OffloadedActivations::close() noexcept {
 }
 
 void OffloadedActivations::before_op() noexcept {
-  if (to_leave.empty()) {
-    return;
+  if (!pending.empty()) {
+    const Pause pause;
+    pending.some_leave();
   }
-  if (torch::autograd::get_current_graph_task_id() != -1) {
-    to_leave.clear();  // backward wants them now
-    return;
+}
+
+bool OffloadedActivations::make_room() noexcept {
+  if (pending.empty()) {
+    return false;
   }
   const Pause pause;
-  std::erase_if(to_leave, [](const std::weak_ptr<OffloadedActivation>& each) {
-    const auto activation = each.lock();
-    return activation == nullptr || activation->try_leave_or_stay();
-  });
+  return pending.all_leave();
 }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> OffloadedActivations::hooks() {
@@ -184,7 +264,7 @@ std::shared_ptr<OffloadedActivation> OffloadedActivations::activation_of(const a
     }
   }
   // Also what was saved before, by another thread or before a backward: this one may be the last to hold it.
-  to_leave.push_back(activation);
+  pending.add(activation);
   return activation;
 }
 

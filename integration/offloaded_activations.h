@@ -1,12 +1,13 @@
 /// Activations that leave the device: what autograd has saved for backward rests on the host or on NVMe, and comes back
 /// when backward asks for it.
 ///
-/// A storage that is saved leaves once the program holds it no more, between two of its thread's ops: its bytes become
-/// a chunk of kind `activation`, which leaves the device where room is wanted, is written to its home ahead of that
-/// where the last pass had to do so, and comes back in the order that the last pass had. A tensor that backward is
-/// given lies in the chunk itself, which stays on the device for as long as anybody holds that tensor. Saved twice, or
-/// through views, a storage leaves once. What is small, under management already, or not plain memory of the program's
-/// is kept where it is.
+/// A storage that is saved leaves once the program holds it no more, between two of its thread's ops, but not while a
+/// backward runs that may want it; and where the program finds no room otherwise, at once. Its bytes become a chunk of
+/// kind `activation`, which leaves the device where room is wanted, is written to its home ahead of that where the last
+/// pass had to do so, and comes back in the order that the last pass had. A tensor that backward is given lies in the
+/// chunk itself, which stays on the device for as long as anybody holds that tensor. Saved twice, or through views, a
+/// storage leaves once. What is small, under management already, or not plain memory of the program's is kept where it
+/// is.
 ///
 /// Where the CPU computes, the program's memory itself becomes the chunk's place on the device; elsewhere its bytes are
 /// copied there. A chunk ends with the last graph that holds it. The next pass gives its id to another of its size, the
@@ -60,8 +61,12 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   /// activations rest on the host, they leave that room free.
   void keep_from_host(std::uint64_t bytes) noexcept { kept_from_host_ = bytes; }
 
-  /// An op begins on the calling thread: what the thread has saved, and nobody holds any more, leaves.
+  /// An op begins on the calling thread: what the thread has saved, and nobody holds any more, leaves. Of much that is
+  /// held it looks at some each time.
   static void before_op() noexcept;
+  /// The program is refused memory on the device: all leaves that the calling thread has saved and nobody holds. False
+  /// if that is nothing.
+  static bool make_room() noexcept;
 
   // SavedTensorSource
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;

@@ -172,12 +172,21 @@ void RecomputedBlock::forget_when_backward_ends() {
   if (torch::autograd::get_current_graph_task_id() == -1) {
     return;  // asked for outside of a backward
   }
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (const auto block = weak.lock()) {
-      const std::scoped_lock lock(block->mutex_);
-      block->again_.clear();
+  /// LibTorch calls what is queued only where backward succeeds, but lets go of it either way.
+  struct AtTheEnd {
+    explicit AtTheEnd(std::weak_ptr<RecomputedBlock> of) : block(std::move(of)) {}
+    ~AtTheEnd() {
+      if (const auto lives = block.lock()) {
+        const std::scoped_lock lock(lives->mutex_);
+        lives->again_.clear();
+      }
     }
-  });
+    AtTheEnd(const AtTheEnd&) = delete;
+    AtTheEnd& operator=(const AtTheEnd&) = delete;
+    const std::weak_ptr<RecomputedBlock> block;
+  };
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [kept = std::make_shared<AtTheEnd>(weak_from_this())] { (void)kept; });
 }
 
 }  // namespace terrace

@@ -46,6 +46,12 @@ void TensorRecord::check_unchanged() const {
   TORCH_CHECK(false, text.str());
 }
 
+void TensorRecord::share_version_with(const at::Tensor& tensor) const {
+  if (version_counter_.enabled()) {
+    tensor.unsafeGetTensorImpl()->set_version_counter(version_counter_);
+  }
+}
+
 bool TensorRecord::matches(const at::Tensor& tensor) const {
   return tensor.scalar_type() == options_.dtype().toScalarType() && tensor.device() == options_.device() &&
          tensor.layout() == options_.layout() &&

@@ -22,6 +22,8 @@ class TensorRecord {
 
   /// Throws c10::Error, with the words that LibTorch has for it, if the tensor was changed in place since.
   void check_unchanged() const;
+  /// A change of `tensor` counts as one of the tensor that this is of.
+  void share_version_with(const at::Tensor& tensor) const;
   /// Whether `tensor` has the same type, device and shape.
   bool matches(const at::Tensor& tensor) const;
   /// Such as "CPUFloatType [8, 64]".

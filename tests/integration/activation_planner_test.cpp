@@ -39,7 +39,11 @@ struct Layers : torch::nn::Module {
               ran_again.push_back(i);
               std::this_thread::sleep_for(again);
             }
-            return (given * scale).sin().exp().tanh();
+            if (!in_statements) return (given * scale).sin().exp().tanh();
+            at::Tensor result = given * scale;
+            result = result.sin();
+            result = result.exp();
+            return result.tanh();
           },
           x);
     }
@@ -47,6 +51,7 @@ struct Layers : torch::nn::Module {
   }
 
   at::Tensor weight;
+  bool in_statements = false;  ///< so that each result can leave before the next but one is made
   int runs = 0;
   std::vector<int> ran_again;          ///< which layers did, in backward
   std::chrono::milliseconds again{0};  ///< that a run in backward takes longer
@@ -74,6 +79,7 @@ struct Program {
   int steps = 9;
   int micro_batches = 1;
   std::chrono::milliseconds again{0};
+  bool in_statements = false;
   std::function<int(int step)> layers_in = [](int) { return layers; };
 };
 
@@ -86,6 +92,7 @@ Outcome train(const Program& program, const std::optional<Config>& config) {
   torch::manual_seed(3);
   Layers model;
   model.again = program.again;
+  model.in_statements = program.in_statements;
   const at::Tensor input = torch::randn({elements});
   std::unique_ptr<AdamW> optimizer;
   if (session) {
@@ -128,8 +135,10 @@ std::ptrdiff_t count(const ActivationReport& report, BlockActivations which) {
   return std::count(report.blocks.begin(), report.blocks.end(), which);
 }
 
-TEST(ActivationPlanner, has_quick_blocks_run_again_where_the_link_is_slow) {
-  const Program program;
+class ActivationPlan : public ::testing::TestWithParam<bool> {};
+
+TEST_P(ActivationPlan, has_quick_blocks_run_again_where_the_link_is_slow) {
+  const Program program{.in_statements = GetParam()};
   const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
   expect_the_bits_of_unmanaged(outcome, program);
   ASSERT_TRUE(outcome.report);
@@ -138,14 +147,18 @@ TEST(ActivationPlanner, has_quick_blocks_run_again_where_the_link_is_slow) {
   EXPECT_FALSE(report.is_dropped);
   EXPECT_GT(count(report, BlockActivations::recompute), 0);
   EXPECT_EQ(outcome.runs_of_last_step, layers + count(report, BlockActivations::recompute));
-  EXPECT_NEAR(static_cast<double>(report.saved_bytes), static_cast<double>(layers * saved_by_a_layer), 7.0 * MiB)
-      << "and the inputs";
+  EXPECT_NEAR(static_cast<double>(report.saved_bytes), static_cast<double>(layers * saved_by_a_layer), 0.1 * MiB)
+      << "each result once, and what the block reads";
   EXPECT_GT(report.bytes_before, 4 * MiB);
   EXPECT_LT(report.predicted_bytes, report.bytes_before / 2);
   EXPECT_LT(report.measured_bytes.value(), report.bytes_before / 2);
   EXPECT_LT(report.predicted_seconds, report.seconds_before / 2);
   EXPECT_LT(report.measured_seconds.value(), report.seconds_before / 2);
 }
+
+INSTANTIATE_TEST_SUITE_P(Results, ActivationPlan, ::testing::Bool(), [](const auto& test) {
+  return test.param ? "may_leave_while_a_block_runs" : "are_held_until_a_block_ends";
+});
 
 TEST(ActivationPlanner, keeps_all_where_it_fits) {
   const Program program;

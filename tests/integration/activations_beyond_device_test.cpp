@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/base/temporary_folder.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t MiB = 1 << 20;
 constexpr std::uint64_t device_bytes = 28 * MiB;
-constexpr int steps = 3;
+constexpr int steps = 6;  // a plan is made in the third
 
 struct Outcome {
   std::vector<double> losses;
@@ -66,6 +67,9 @@ class ActivationsBeyondDevice : public ::testing::TestWithParam<std::string> {
     config.nvme.memory = 512 * MiB;
     config.placement.chunk = MiB / 2;
     config.placement.activations = activations;
+    if (activations == "auto") {
+      config.device.link = 400'000'000;  // so slow that some blocks run again
+    }
     return config;
   }
 
@@ -87,6 +91,11 @@ TEST_P(ActivationsBeyondDevice, of_a_gpt_give_the_bits_of_unmanaged_within_every
   const MemoryUsage usage = session.memory_usage();
   for (const Tier tier : all_tiers) {
     EXPECT_LE(usage.peak(tier), usage.capacity(tier)) << name_of(tier);
+  }
+  if (GetParam() == "auto") {
+    ASSERT_TRUE(session.activation_report());
+    EXPECT_GE(session.activation_report()->saved_bytes, 5 * device_bytes);
+    EXPECT_THAT(session.activation_report()->blocks, ::testing::Contains(BlockActivations::recompute));
   }
 }
 

@@ -255,6 +255,24 @@ TEST_F(Recompute, passes_on_what_its_function_throws_when_it_runs_again) {
   EXPECT_TRUE(x.grad().defined());
 }
 
+TEST_F(Recompute, holds_nothing_after_a_backward_that_throws) {
+  const at::Tensor wide = torch::randn({512, width}).requires_grad_();
+  const at::Tensor y = block(
+      [](const at::Tensor& value) {
+        const at::Tensor middle = value.exp().sin();
+        if (middle.requires_grad()) {
+          middle.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("enough"); });
+        }
+        return middle.tanh();
+      },
+      wide);
+  const at::Tensor loss = y.sum();
+  const auto held = [&] { return world.session()->memory_usage().now(Tier::device, Kind::other); };
+  const std::uint64_t before = held();
+  EXPECT_EQ(error_of<std::runtime_error>([&] { loss.backward({}, /*retain_graph=*/true); }), "enough");
+  EXPECT_EQ(held(), before);
+}
+
 TEST_F(Recompute, leaves_the_numbers_alone_that_others_draw_while_a_block_without_random_numbers_runs_again) {
   const auto numbers = [&](bool runs_again) {
     world.runs = 0;
