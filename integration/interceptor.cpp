@@ -168,6 +168,12 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
 
 void after_op(const at::RecordFunction&, at::ObserverContext*) { CurrentOp::leave(); }
 
+at::CallbackHandle installed_callback() {
+  static const at::CallbackHandle installed = at::addGlobalCallback(
+      at::RecordFunctionCallback(&before_op, &after_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  return installed;
+}
+
 }  // namespace
 
 void attach_interceptor(OpPinner& pinner) {
@@ -175,12 +181,13 @@ void attach_interceptor(OpPinner& pinner) {
   static const auto* const listening = new c10::RegistrationHandleRAII(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<OpsForgotten>()));
   (void)listening;
-  static const at::CallbackHandle installed = at::addGlobalCallback(
-      at::RecordFunctionCallback(&before_op, &after_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
-  (void)installed;
+  installed_callback();
   attached.store(&pinner, std::memory_order_release);
 }
 
 void detach_interceptor() noexcept { attached.store(nullptr, std::memory_order_release); }
+
+InterceptionOff::InterceptionOff() { at::disableCallback(installed_callback()); }
+InterceptionOff::~InterceptionOff() { at::reenableCallback(installed_callback()); }
 
 }  // namespace terrace

@@ -33,4 +33,14 @@ class OpPinner {
 void attach_interceptor(OpPinner& pinner);
 void detach_interceptor() noexcept;
 
+/// While one lives, ops do not even come by here, so that what it costs them can be measured. Not beside ops of other
+/// threads. Only once a pinner was attached.
+class InterceptionOff {
+ public:
+  InterceptionOff();
+  ~InterceptionOff();
+  InterceptionOff(const InterceptionOff&) = delete;
+  InterceptionOff& operator=(const InterceptionOff&) = delete;
+};
+
 }  // namespace terrace

@@ -188,7 +188,7 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(hidden["activations"]["keep"]["left_device_bytes"], 0)
 
     def test_activations_refuses_what_is_no_measurement(self):
-        for arguments, said in ((["--path", "x", "--case", "fastest"], "slow-link, medium-link, fast-link, mixed"),
+        for arguments, said in ((["--path", "x", "--case", "fastest"], "slow-link, medium-link, fast-link, all-fits, mixed"),
                                 ([], "--path"), (["--path", ""], "a folder"),
                                 (["--path", "x", "--rounds", "0"], "--rounds")):
             result = bench(*arguments, what="activations")
