@@ -211,15 +211,14 @@ void OffloadedActivations::close() noexcept {
   }
 }
 
-void OffloadedActivations::before_op() noexcept {
-  if (!pending.empty()) {
-    const Pause pause;
-    pending.some_leave();
-  }
+void OffloadedActivations::some_leave() noexcept {
+  const Pause pause;
+  pending.some_leave();
+  has_pending_ = !pending.empty();
 }
 
 bool OffloadedActivations::make_room() noexcept {
-  if (pending.empty()) {
+  if (!has_pending_) {
     return false;
   }
   const Pause pause;
@@ -265,6 +264,7 @@ std::shared_ptr<OffloadedActivation> OffloadedActivations::activation_of(const a
   }
   // Also what was saved before, by another thread or before a backward: this one may be the last to hold it.
   pending.add(activation);
+  has_pending_ = true;
   return activation;
 }
 

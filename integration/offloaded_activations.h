@@ -63,7 +63,11 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
 
   /// An op begins on the calling thread: what the thread has saved, and nobody holds any more, leaves. Of much that is
   /// held it looks at some each time.
-  static void before_op() noexcept;
+  static void before_op() noexcept {
+    if (has_pending_) {
+      some_leave();
+    }
+  }
   /// The program is refused memory on the device: all leaves that the calling thread has saved and nobody holds. False
   /// if that is nothing.
   static bool make_room() noexcept;
@@ -74,6 +78,7 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
  private:
   friend class OffloadedActivation;
 
+  static void some_leave() noexcept;
   /// Whether the tensor is one that can leave, or part of one that has left.
   bool is_wanted(const at::Tensor& tensor) const;
   /// That of the tensor's storage, which is new if it was not saved before.
@@ -90,6 +95,10 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
   void stays(std::exception_ptr error) noexcept;
 
   class Hooks;
+
+  /// The calling thread has saved what may still have to leave. Apart from the list of it, whose every use looks for
+  /// its destructor.
+  static inline constinit thread_local bool has_pending_ = false;
 
   SessionMemory* memory_;  ///< null once closed
   const c10::Device device_;

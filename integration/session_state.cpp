@@ -60,16 +60,26 @@ class SessionState::OpPins final : public at::ObserverContext, public OpenStorag
   using OpenStorages::OpenStorages;
 
   static void* operator new(std::size_t bytes) {
-    void* const memory = spare_.release();
-    return memory != nullptr ? memory : ::operator new(bytes);
+    if (void* const memory = std::exchange(spare_, nullptr)) {
+      return memory;
+    }
+    static thread_local const SpareEndsWithThread ends;
+    (void)ends;
+    return ::operator new(bytes);
   }
-  static void operator delete(void* memory) noexcept { spare_.reset(memory); }
+  static void operator delete(void* memory) noexcept {
+    if (void* const another = std::exchange(spare_, memory)) {  // spares most the call
+      ::operator delete(another);
+    }
+  }
 
  private:
-  struct Free {
-    void operator()(void* memory) const noexcept { ::operator delete(memory); }
+  struct SpareEndsWithThread {
+    SpareEndsWithThread() noexcept {}
+    ~SpareEndsWithThread() { ::operator delete(std::exchange(spare_, nullptr)); }
   };
-  static inline thread_local std::unique_ptr<void, Free> spare_;
+  /// Has no destructor, which each use would have to look for.
+  static inline constinit thread_local void* spare_ = nullptr;
 };
 
 /// An op that runs though it was refused its operands: it fails at those that are kept closed.

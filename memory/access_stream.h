@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include <oneapi/tbb/mutex.h>
+
 #include "memory/chunk_places.h"
 #include "memory/policy.h"
 #include "memory/timeline.h"
@@ -177,7 +179,7 @@ class AccessStream {
   }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<oneapi::tbb::mutex>;
   using Arrival = std::pair<ChunkId, Tier>;
 
   /// Returns when the request is granted; throws why it was refused.
@@ -209,8 +211,8 @@ class AccessStream {
   const std::array<Budget*, tier_count> budgets_;
   Timeline* const timeline_;
   Reservation staging_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable oneapi::tbb::mutex mutex_;
+  std::condition_variable_any changed_;
   Policy policy_;
   ChunkPlaces places_;
   const std::size_t most_under_way_;
