@@ -78,30 +78,63 @@ class OpsForgotten final : public c10::OpRegistrationListener {
   void onOperatorDeregistered(const c10::OperatorHandle& /*op*/) override { ++ops_forgotten; }
 };
 
-/// The traits of the op that runs, or null for what is not an op. The key is the address of its schema's name, which
-/// stays where it is until LibTorch forgets the op.
-const OpTraits* find_traits(const at::RecordFunction& function) {
-  thread_local ska::flat_hash_map<const void*, const OpTraits*> known;
-  thread_local std::deque<OpTraits> kept;  // for an op within an op may come by here while the outer's are in use
-  thread_local std::uint64_t known_since = 0;
-  if (const std::uint64_t forgotten = ops_forgotten.load(std::memory_order_acquire); forgotten != known_since) {
-    known.clear();
-    known_since = forgotten;
+/// The ops that a thread has seen. The key is the address of an op's name, which stays where it is until LibTorch
+/// forgets one.
+class KnownOps {
+ public:
+  /// The calling thread's. Destructors of its other variables may run ops after its table is gone: then they have one
+  /// that stays.
+  static KnownOps& of_this_thread() {
+    if (known_ == nullptr) {
+      known_ = is_over_ ? new KnownOps : made();
+    }
+    return *known_;
   }
-  const void* key = function.name();
-  if (const auto found = known.find(key); found != known.end()) {
-    return found->second;
+
+  /// The traits of the op that runs, or null for what is not an op.
+  const OpTraits* find(const at::RecordFunction& function) {
+    if (const std::uint64_t forgotten = ops_forgotten.load(std::memory_order_acquire); forgotten != since_) {
+      ops_.clear();
+      since_ = forgotten;
+    }
+    const void* key = function.name();
+    if (const auto found = ops_.find(key); found != ops_.end()) {
+      return found->second;
+    }
+    const auto name = function.operator_name();
+    if (!name) {
+      return nullptr;
+    }
+    const auto op = c10::Dispatcher::singleton().findOp(*name);
+    if (!op) {
+      return nullptr;
+    }
+    return ops_.emplace(key, &kept_.emplace_back(traits_of(*op))).first->second;
   }
-  const auto name = function.operator_name();
-  if (!name) {
-    return nullptr;
+
+ private:
+  static KnownOps* made() {
+    struct OfThread {
+      OfThread() = default;
+      ~OfThread() {
+        known_ = nullptr;
+        is_over_ = true;
+      }
+      OfThread(const OfThread&) = delete;
+      OfThread& operator=(const OfThread&) = delete;
+      KnownOps ops;
+    };
+    static thread_local OfThread of_thread;
+    return &of_thread.ops;
   }
-  const auto op = c10::Dispatcher::singleton().findOp(*name);
-  if (!op) {
-    return nullptr;
-  }
-  return known.emplace(key, &kept.emplace_back(traits_of(*op))).first->second;
-}
+
+  static inline constinit thread_local KnownOps* known_ = nullptr;
+  static inline constinit thread_local bool is_over_ = false;
+
+  ska::flat_hash_map<const void*, const OpTraits*> ops_;
+  std::deque<OpTraits> kept_;  // for an op within an op may come by here while the outer's are in use
+  std::uint64_t since_ = 0;
+};
 
 using Operands = c10::SmallVector<OpOperand, 8>;
 
@@ -153,7 +186,7 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
     return nullptr;
   }
   OffloadedActivations::before_op();
-  const OpTraits* const traits = find_traits(function);
+  const OpTraits* const traits = KnownOps::of_this_thread().find(function);
   CurrentOp::enter(traits != nullptr ? function.name() : CurrentOp::name());  // other names need not live
   const bool touches_bytes = traits != nullptr && traits->touches_bytes;
   if (SpillableStorages* const storages = SpillableStorages::active()) {

@@ -38,14 +38,30 @@ std::shared_ptr<OffloadedActivation> OffloadedActivation::of(c10::StorageImpl& s
   return opened != nullptr ? opened->activation : nullptr;
 }
 
-OffloadedActivation::Departure OffloadedActivation::try_leave(bool under_pressure) {
-  const std::scoped_lock lock(mutex_);
+OffloadedActivation::Departure OffloadedActivation::try_leave() noexcept {
+  if (has_left_) {
+    return Departure::never;  // who asks for it may be who makes room
+  }
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    return Departure::later;
+  }
+  try {
+    return leave();
+  } catch (...) {
+    owner_->stays(std::current_exception());
+    return Departure::never;
+  }
+}
+
+OffloadedActivation::Departure OffloadedActivation::leave() {
   if (!storage_ || owner_->memory_ == nullptr) {
     return Departure::never;  // it has left before, or its session has ended and it stays
   }
-  if (storage_.use_count() > 1 || (only_under_pressure_ && !under_pressure)) {
+  if (storage_.use_count() > 1) {
     return Departure::later;
   }
+  std::atomic_thread_fence(std::memory_order_acquire);  // another thread may have been the last to write it
   if (storage_.nbytes() != bytes_) {
     return Departure::never;  // it was resized: it stays
   }
@@ -54,11 +70,7 @@ OffloadedActivation::Departure OffloadedActivation::try_leave(bool under_pressur
   }
   const ChunkId chunk = owner_->take_chunk(bytes_);
   try {
-    if (!move_to(chunk, under_pressure)) {
-      only_under_pressure_ = true;
-      owner_->give_back_chunk(chunk, bytes_);
-      return Departure::later;
-    }
+    move_to(chunk);
   } catch (const OutOfMemory&) {
     owner_->give_back_chunk(chunk, bytes_);
     return Departure::later;
@@ -68,6 +80,7 @@ OffloadedActivation::Departure OffloadedActivation::try_leave(bool under_pressur
   }
   owner_->forget(storage_.unsafeGetStorageImpl(), this);
   chunk_ = chunk;
+  has_left_ = true;
   {
     const std::scoped_lock owner_lock(owner_->mutex_);
     owner_->away_[chunk] = weak_from_this();
@@ -76,24 +89,18 @@ OffloadedActivation::Departure OffloadedActivation::try_leave(bool under_pressur
   return Departure::has_left;
 }
 
-bool OffloadedActivation::move_to(ChunkId chunk, bool under_pressure) {
+void OffloadedActivation::move_to(ChunkId chunk) {
   AccessStream& stream = owner_->memory_->stream();
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   const std::shared_ptr<BlockSource>& source = owner_->memory_->device_source();
   c10::DataPtr data = storage.set_data_ptr(c10::DataPtr());
   if (const auto block = take_block(source, bytes_, data)) {
     try {
-      if (stream.adopt(chunk, {block->memory, block->bytes}, block->offset, block->kind)) {
-        return true;
-      }
+      stream.adopt(chunk, {block->memory, block->bytes}, block->offset, block->kind);
+      return;
     } catch (...) {
       storage.set_data_ptr(put_back_block(source, *block));
       throw;
-    }
-    data = put_back_block(source, *block);
-    if (!under_pressure) {
-      storage.set_data_ptr(std::move(data));
-      return false;
     }
   }
   const void* const bytes = data.get();
@@ -101,25 +108,6 @@ bool OffloadedActivation::move_to(ChunkId chunk, bool under_pressure) {
   const std::array accesses{ChunkAccess{chunk, Tier::device, Access::write}};
   const Pin pin = stream.acquire(accesses);
   copy_bytes(pin.device(0), owner_->device_, bytes, owner_->device_, bytes_);
-  return true;
-}
-
-bool OffloadedActivation::try_leave_or_stay() noexcept {
-  try {
-    return try_leave(/*under_pressure=*/false) != Departure::later;
-  } catch (...) {
-    owner_->stays(std::current_exception());
-    return true;
-  }
-}
-
-bool OffloadedActivation::leaves_under_pressure() noexcept {
-  try {
-    return try_leave(/*under_pressure=*/true) == Departure::has_left;
-  } catch (...) {
-    owner_->stays(std::current_exception());
-    return false;
-  }
 }
 
 c10::Storage OffloadedActivation::storage() {

@@ -25,11 +25,12 @@ class OffloadedActivation final : public std::enable_shared_from_this<OffloadedA
   /// The one whose bytes a storage lies in that was handed out here, or null.
   static std::shared_ptr<OffloadedActivation> of(c10::StorageImpl& storage) noexcept;
 
+  enum class Departure : std::uint8_t { has_left, later, never };
+
   /// Leaves if nobody else holds the storage and its memory can be the chunk's, or the device has room for that beside
-  /// it. False if it may do so later. Where it has nowhere to rest it stays for good, and the owner hears why.
-  bool try_leave_or_stay() noexcept;
-  /// The same, by a copy too where its memory may not be the chunk's. Whether it has left now.
-  bool leaves_under_pressure() noexcept;
+  /// it. Where it has nowhere to rest it stays for good, and the owner hears why. Does not wait for another thread that
+  /// asks for it: that is later.
+  Departure try_leave() noexcept;
   /// A storage with its bytes on the device, to be read. Throws OutOfMemory, IoError or CorruptData, and LogicError
   /// after the session has ended without it.
   c10::Storage storage();
@@ -41,27 +42,25 @@ class OffloadedActivation final : public std::enable_shared_from_this<OffloadedA
 
   std::uint64_t bytes() const noexcept { return bytes_; }
 
-  /// In whose list of what is to leave it is.
-  bool is_pending_in(const void* list) const noexcept { return pending_in_.load(std::memory_order_relaxed) == list; }
-  void set_pending_in(const void* list) noexcept { pending_in_.store(list, std::memory_order_relaxed); }
+  /// Whether it was not among what is to leave by now.
+  bool becomes_pending() noexcept { return !is_pending_.exchange(true); }
+  void is_pending_no_more() noexcept { is_pending_.store(false); }
 
  private:
   struct Opened;
-  enum class Departure : std::uint8_t { has_left, later, never };
-
-  /// Throws OutOfMemory or IoError if it has nowhere to rest; then it is where it was.
-  Departure try_leave(bool under_pressure);
-  /// Its bytes become those of the chunk: in the memory where they are, or else by a copy. False where only pressure is
-  /// worth that, as chunks may not take so much of the device. Throws OutOfMemory where neither can be now.
-  bool move_to(ChunkId chunk, bool under_pressure);
+  /// Throws OutOfMemory or IoError if it has nowhere to rest; then it is where it was. Under the mutex.
+  Departure leave();
+  /// Its bytes become those of the chunk: in the memory where they are, or else copied. Throws OutOfMemory where
+  /// neither can be now.
+  void move_to(ChunkId chunk);
 
   const std::shared_ptr<OffloadedActivations> owner_;
   const std::uint64_t bytes_;
-  std::atomic<const void*> pending_in_{nullptr};
+  std::atomic<bool> is_pending_{false};
+  std::atomic<bool> has_left_{false};
   std::mutex mutex_;
-  bool only_under_pressure_ = false;  ///< its memory may not be the chunk's
-  c10::Storage storage_;              ///< while it has not left
-  std::optional<ChunkId> chunk_;      ///< once it has
+  c10::Storage storage_;          ///< while it has not left
+  std::optional<ChunkId> chunk_;  ///< once it has
   /// Handed out, and held by somebody perhaps.
   c10::weak_intrusive_ptr<c10::StorageImpl> opened_;
 };

@@ -2,12 +2,12 @@
 /// when backward asks for it.
 ///
 /// A storage that is saved leaves once the program holds it no more, between two of its thread's ops, but not while a
-/// backward runs that may want it; and where the program finds no room otherwise, at once. Its bytes become a chunk of
-/// kind `activation`, which leaves the device where room is wanted, is written to its home ahead of that where the last
-/// pass had to do so, and comes back in the order that the last pass had. A tensor that backward is given lies in the
-/// chunk itself, which stays on the device for as long as anybody holds that tensor. Saved twice, or through views, a
-/// storage leaves once. What is small, under management already, or not plain memory of the program's is kept where it
-/// is.
+/// backward runs that may want it; and where somebody finds no room on the device otherwise, at once. Its bytes become
+/// a chunk of kind `activation`, which leaves the device where room is wanted, is written to its home ahead of that
+/// where the last pass had to do so, and comes back in the order that the last pass had. A tensor that backward is
+/// given lies in the chunk itself, which stays on the device for as long as anybody holds that tensor. Saved twice, or
+/// through views, a storage leaves once. What is small, under management already, or not plain memory of the program's
+/// is kept where it is.
 ///
 /// Where the CPU computes, the program's memory itself becomes the chunk's place on the device; elsewhere its bytes are
 /// copied there. A chunk ends with the last graph that holds it. The next pass gives its id to another of its size, the
@@ -33,12 +33,15 @@
 
 #include "integration/saved_tensors.h"
 #include "integration/session_memory.h"
+#include "memory/access_stream.h"
 
 namespace terrace {
 
 class OffloadedActivation;
 
-class OffloadedActivations final : public SavedTensorSource, public std::enable_shared_from_this<OffloadedActivations> {
+class OffloadedActivations final : public SavedTensorSource,
+                                   public SpareRoom,
+                                   public std::enable_shared_from_this<OffloadedActivations> {
  public:
   /// What is smaller is not worth a chunk; and the emulated device counts it in other units than chunks.
   static constexpr std::uint64_t smallest_that_leaves = 64 * 1024;
@@ -68,12 +71,13 @@ class OffloadedActivations final : public SavedTensorSource, public std::enable_
       some_leave();
     }
   }
-  /// The program is refused memory on the device: all leaves that the calling thread has saved and nobody holds. False
-  /// if that is nothing.
-  static bool make_room() noexcept;
 
   // SavedTensorSource
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override;
+
+  // SpareRoom
+  /// All leaves that any thread has saved and nobody holds.
+  bool give_back() noexcept override;
 
  private:
   friend class OffloadedActivation;

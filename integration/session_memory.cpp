@@ -7,7 +7,6 @@
 #include "base/memory_info.h"
 #include "integration/cuda_program.h"
 #include "integration/memory_plan.h"
-#include "integration/offloaded_activations.h"
 #include "integration/rates.h"
 #include "offload/choose_device.h"
 #include "offload/choose_engine.h"
@@ -25,14 +24,7 @@ class SessionMemory::DeviceBlocks final : public BlockSource {
 
   std::byte* take(std::uint64_t bytes, Kind kind) override {
     const std::uint64_t counted = device_->allocation_bytes(bytes);
-    try {
-      stream_->allocate(counted, kind);
-    } catch (const OutOfMemory&) {
-      if (!OffloadedActivations::make_room()) {
-        throw;
-      }
-      stream_->allocate(counted, kind);
-    }
+    stream_->allocate(counted, kind);
     try {
       return device_->allocate(bytes);
     } catch (...) {

@@ -98,7 +98,7 @@ void AccessStream::set_space_aside(ChunkId chunk, std::uint64_t bytes) {
   }
 }
 
-bool AccessStream::adopt(ChunkId chunk, const Allocation& allocation, std::uint64_t offset, Kind counted_as) {
+void AccessStream::adopt(ChunkId chunk, const Allocation& allocation, std::uint64_t offset, Kind counted_as) {
   {
     const Lock lock(mutex_);
     if (policy_.failure()) {
@@ -106,10 +106,7 @@ bool AccessStream::adopt(ChunkId chunk, const Allocation& allocation, std::uint6
     }
     places_.adopt(chunk, allocation, offset);
     try {
-      if (!policy_.adopt(chunk, counted_as)) {
-        places_.adopt(chunk, {}, 0);
-        return false;
-      }
+      policy_.adopt(chunk, counted_as);
     } catch (...) {
       places_.adopt(chunk, {}, 0);
       throw;
@@ -117,7 +114,6 @@ bool AccessStream::adopt(ChunkId chunk, const Allocation& allocation, std::uint6
     carry_out(lock);
   }
   sample_usage();
-  return true;
 }
 
 Pin AccessStream::acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin) {
@@ -228,6 +224,16 @@ void AccessStream::guarded(Event&& event) noexcept {
   }
 }
 
+void AccessStream::add_spare_room(SpareRoom& room) {
+  const Lock lock(mutex_);
+  spare_rooms_.push_back(&room);
+}
+
+void AccessStream::remove_spare_room(SpareRoom& room) noexcept {
+  const Lock lock(mutex_);
+  std::erase(spare_rooms_, &room);
+}
+
 void AccessStream::ask(Request& request, Lock& lock, AccessOrigin origin) {
   do {
     submit(request, lock, origin);
@@ -242,11 +248,12 @@ bool AccessStream::may_ask_again(Request& request, Lock& lock) {
                                 ? (request.new_chunk ? request.new_chunk->home : request.program_tier) == Tier::device
                                 : std::any_of(request.accesses.begin(), request.accesses.end(),
                                               [](const ChunkAccess& access) { return access.tier == Tier::device; });
-  if (spare_room_ == nullptr || !wants_device || policy_.failure()) {
+  if (spare_rooms_.empty() || !wants_device || policy_.failure()) {
     return false;
   }
+  const std::vector<SpareRoom*> rooms = spare_rooms_;
   lock.unlock();
-  const bool given_back = spare_room_->give_back();
+  const bool given_back = std::any_of(rooms.begin(), rooms.end(), [](SpareRoom* room) { return room->give_back(); });
   lock.lock();
   if (given_back) {
     request.verdict = Request::Verdict::waiting;

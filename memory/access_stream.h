@@ -42,8 +42,8 @@ class PriorWork {
 class SpareRoom {
  public:
   virtual ~SpareRoom() = default;
-  /// Called under no lock, by a thread whose request found no room on the device. Whether anything was given back to
-  /// the device's budget.
+  /// Called under no lock of the stream, by a thread whose request found no room on the device. Whether anything was
+  /// given back to the device's budget, or can leave the device now that could not before.
   virtual bool give_back() noexcept = 0;
 };
 
@@ -115,8 +115,8 @@ class AccessStream {
   ChunkId add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home, const ChunkOptions& options);
   /// The program has made the bytes of a chunk that has none, `offset` bytes into memory that it has allocated on the
   /// device, of the size that the chunk was given as `device_room_bytes`; it was counted as `counted_as`. The chunk
-  /// lies there from now on, and gives that memory back. False, and nothing else, where chunks may not take so much.
-  bool adopt(ChunkId chunk, const Allocation& allocation, std::uint64_t offset, Kind counted_as);
+  /// lies there from now on, and gives that memory back.
+  void adopt(ChunkId chunk, const Allocation& allocation, std::uint64_t offset, Kind counted_as);
 
   /// Waits until every operand is at its tier and pins it there. Throws OutOfMemory (nothing more can
   /// leave), IoError or CorruptData (its bytes could not be brought), LogicError (a chunk is wanted on a
@@ -134,9 +134,10 @@ class AccessStream {
     if (prior_work_ != nullptr) prior_work_->before_access(accesses);
   }
 
-  /// `room` is asked before a request is refused for want of room on the device; null: there is none to spare. Not
-  /// while another thread asks for anything.
-  void set_spare_room(SpareRoom* room) noexcept { spare_room_ = room; }
+  /// `room` is asked before a request is refused for want of room on the device, after those that were added before. It
+  /// is removed while no other thread wants any there.
+  void add_spare_room(SpareRoom& room);
+  void remove_spare_room(SpareRoom& room) noexcept;
 
   // What is known of the future: see Policy.
   void begin_pass(ScheduleBook::Key key);
@@ -219,7 +220,7 @@ class AccessStream {
   std::map<Arrival, TransferId> under_way_;
   std::set<Arrival> awaited_;  ///< what is to be a demand from its start, as it could not start yet
   PriorWork* prior_work_ = nullptr;
-  SpareRoom* spare_room_ = nullptr;
+  std::vector<SpareRoom*> spare_rooms_;
   std::array<std::uint64_t, tier_count> step_peaks_{};
   std::array<std::int64_t, stall_cause_count> stalled_ns_{};  ///< by cause
   std::int64_t update_ns_ = 0;                                ///< that the program has spent on updates

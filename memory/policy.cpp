@@ -59,7 +59,7 @@ ChunkId Policy::add_chunk(const ChunkInfo& info) {
   std::rethrow_exception(out_of_memory({.tier = info.home,
                                         .bytes = info.room_bytes[index_of(info.home)],
                                         .what = describe(info) + " to rest there",
-                                        .for_chunk = true,
+                                        .is_limited = rooms_of(info, info.home).limited > 0,
                                         .evicts = false}));
 }
 
@@ -104,7 +104,7 @@ void Policy::transfer_done(const Transfer& transfer) {
     --source.outgoing;
     sending_bytes_[index_of(transfer.from)] -= chunk.info().bytes;
     if (source.state == CopyState::leaving && source.outgoing == 0) {
-      leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
+      count_not_leaving(chunk.info(), transfer.from);
       vacate(transfer.chunk, transfer.from);
       plan_again(transfer.chunk, transfer.from);
     }
@@ -155,7 +155,7 @@ void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error)
     --source.outgoing;
     sending_bytes_[index_of(transfer.from)] -= chunk.info().bytes;
     if (source.state == CopyState::leaving) {
-      leaving_bytes_[index_of(transfer.from)] -= chunk.info().room_bytes[index_of(transfer.from)];
+      count_not_leaving(chunk.info(), transfer.from);
       chunk.step(transfer.from, CopyStep::stay);
     }
   }
@@ -175,6 +175,8 @@ void Policy::vacated(const Vacate& vacate) {
   budgets_[tier]->release(info.kind, info.room_bytes[tier]);
   chunk_bytes_[tier] -= info.room_bytes[tier];
   vacating_bytes_[tier] -= info.room_bytes[tier];
+  limited_bytes_ -= rooms_of(info, vacate.tier).limited;
+  limited_coming_ -= rooms_of(info, vacate.tier).limited;
   lanes_[tier].ahead_is_full = false;
   advance();
 }
@@ -202,23 +204,20 @@ void Policy::remove(ChunkId id) {
   discard(id);
 }
 
-bool Policy::adopt(ChunkId id, Kind counted_as) {
+void Policy::adopt(ChunkId id, Kind counted_as) {
   Residency& chunk = chunks_.at(id);
-  if (chunk.has_bytes() || chunk.in_flight() || chunk.pinned() || chunk.removed || chunk.info().home == Tier::device) {
+  if (chunk.info().kind != Kind::activation || chunk.has_bytes() || chunk.in_flight() || chunk.pinned() ||
+      chunk.removed || chunk.info().home == Tier::device) {
     throw LogicError("policy: " + describe(chunk.info()) + " is to have bytes that it has already, or cannot have");
   }
-  const std::uint64_t room = chunk.info().room_bytes[index_of(Tier::device)];
-  if (chunk_bytes_[index_of(Tier::device)] + room > device_chunk_limit_) {
-    return false;
-  }
-  budgets_[index_of(Tier::device)]->recount(counted_as, chunk.info().kind, room);
+  budgets_[index_of(Tier::device)]->recount(counted_as, chunk.info().kind,
+                                            chunk.info().room_bytes[index_of(Tier::device)]);
   take_counted_room(id, Tier::device);
   chunk.step(Tier::device, CopyStep::arrive);
   chunk.step(Tier::device, CopyStep::arrived);
   chunk.at(Tier::device).last_use = ++clock_;
   clean_if_done_with(id);
   advance();
-  return true;
 }
 
 std::exception_ptr Policy::removed_error(ChunkId id) const {
@@ -363,6 +362,7 @@ void Policy::check_invariants() const {
   };
   std::array<std::uint64_t, tier_count> rooms = vacating_bytes_;
   std::array<std::uint64_t, tier_count> leaving{};
+  std::uint64_t limited = 0;
   std::uint64_t arriving = 0;
   std::uint64_t outgoing = 0;
   std::array<std::uint64_t, tier_count> sending{};
@@ -375,6 +375,7 @@ void Policy::check_invariants() const {
       const std::uint64_t room = info.room_bytes[index_of(tier)];
       rooms[index_of(tier)] += copy.state != CopyState::absent ? room : 0;
       leaving[index_of(tier)] += copy.state == CopyState::leaving ? room : 0;
+      limited += copy.state != CopyState::absent ? rooms_of(info, tier).limited : 0;
       arriving += copy.state == CopyState::arriving ? 1 : 0;
       outgoing += copy.outgoing;
       sending[index_of(tier)] += copy.outgoing * info.bytes;
@@ -408,7 +409,10 @@ void Policy::check_invariants() const {
     require(budgets_[at]->used() >= chunk_bytes_[at], "chunk bytes are counted in the budget");
     require(budgets_[at]->used() <= budgets_[at]->capacity(), "no tier is over its budget");
   }
-  require(chunk_bytes_[index_of(Tier::device)] <= device_chunk_limit_, "device chunks stay within their limit");
+  require(limited <= limited_bytes_ && limited_bytes_ <= limited + limited_coming_ &&
+              limited_coming_ <= vacating_bytes_[index_of(Tier::device)] + leaving_bytes_[index_of(Tier::device)],
+          "limited bytes are the rooms of copies on the device that are no activations");
+  require(limited_bytes_ <= device_chunk_limit_, "device chunks stay within their limit");
   for (const Tier tier : all_tiers) {
     const std::size_t at = index_of(tier);
     std::uint64_t held = 0;

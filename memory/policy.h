@@ -103,8 +103,9 @@ struct Vacate {
 class Policy {
  public:
   /// `budgets` outlive the policy. `device_chunk_limit` bounds the bytes of chunks on the device, within
-  /// its budget; `prefetch_depth` the transfers ahead of need under way at once on a lane. When so many write-backs of
-  /// a chunk in a row have failed as `write_attempts`, nothing more is promised.
+  /// its budget, but for activations, which are the program's by then; `prefetch_depth` the transfers ahead of need
+  /// under way at once on a lane. When so many write-backs of a chunk in a row have failed as `write_attempts`, nothing
+  /// more is promised.
   Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth = 0,
          std::uint32_t write_attempts = 2);
   /// Gives all room back to the budgets; by then the memory behind it is free.
@@ -133,9 +134,8 @@ class Policy {
   /// for it again, unless its id is given to another, once it is gone.
   void remove(ChunkId chunk);
   /// The program has made the chunk's bytes, which nothing holds yet, in memory that is counted as its own: its copy on
-  /// the device is that memory from now on, and no transfer brings it. False, and nothing else, where chunks may not
-  /// take so much of the device.
-  bool adopt(ChunkId chunk, Kind counted_as);
+  /// the device is that memory from now on, and no transfer brings it. It is an activation.
+  void adopt(ChunkId chunk, Kind counted_as);
   /// A pass of the program begins, or goes on if its key is that of the pass that runs.
   void begin_pass(ScheduleBook::Key key);
   /// The program's step ends: the next pass is taken to be like the last.
@@ -187,6 +187,18 @@ class Policy {
  private:
   enum class Progress : std::uint8_t { done, blocked };
   enum class Room : std::uint8_t { there, coming, none };
+  /// Bytes, and how many of them count against the limit of chunks on the device.
+  struct Rooms {
+    std::uint64_t bytes = 0;
+    std::uint64_t limited = 0;
+
+    Rooms& operator+=(const Rooms& other) {
+      bytes += other.bytes;
+      limited += other.limited;
+      return *this;
+    }
+    bool operator==(const Rooms&) const = default;
+  };
 
   /// Who wants something on one tier, and what is known to be wanted there next.
   struct Lane {
@@ -262,7 +274,7 @@ class Policy {
   bool comes_by_host(ChunkId id) const;
   /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`; on the host
   /// none where those are too few, for they would be brought again into the room that they leave.
-  Room make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance);
+  Room make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance);
   /// What is planned next cannot come yet: has room made for it and some of what follows.
   void free_more_ahead(Tier tier, std::size_t end);
   /// Whether nothing stands in the way of bringing the chunk to the tier, and it is not there or on its way.
@@ -271,7 +283,7 @@ class Policy {
   bool wanted_ahead(ChunkId id, Tier tier) const;
   /// What the program will take before `position` and nothing brings ahead yet: chunks that begin without bytes, wait
   /// for their update, or are on their way to the host first.
-  std::uint64_t room_wanted_before(std::size_t position, Tier tier) const;
+  Rooms room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Whether the copy on the device is the only one, and the program has no further use of it in this pass, or it is an
   /// activation's that is expected to leave.
@@ -302,7 +314,7 @@ class Policy {
   /// Throws LogicError unless what `is_settled_` says is true.
   void check_settled() const;
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
-  bool make_room(Tier tier, std::uint64_t bytes, bool for_chunk);
+  bool make_room(Tier tier, const Rooms& rooms);
   /// Starts evictions until there is room for the chunk, of copies that are used later than it; none where those are
   /// too few, for they would be brought again into the room that they leave.
   void make_room_patiently(ChunkId id, Tier tier);
@@ -310,10 +322,16 @@ class Policy {
   bool is_patient(const Request& request) const;
   /// The request waits for room that is on its way to be free.
   void wait_for_room(Request& request, Tier tier);
-  std::uint64_t shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const;
+  /// What is missing in the budget, and what within the limit of chunks on the device.
+  Rooms shortage(Tier tier, const Rooms& wanted) const;
+  /// What the chunk takes there.
+  static Rooms rooms_of(const ChunkInfo& info, Tier tier);
+  /// A copy begins to leave, or does not leave any more.
+  void count_leaving(const ChunkInfo& info, Tier tier);
+  void count_not_leaving(const ChunkInfo& info, Tier tier);
   /// The copy that spares the fewest transfers for each entry for which it stays, of those with a next use beyond
-  /// `distance`, where that is given.
-  std::optional<ChunkId> victim(Tier tier, std::optional<std::uint64_t> distance = std::nullopt) const;
+  /// `distance`, where that is given, and of those that count against the limit of chunks, if `limited`.
+  std::optional<ChunkId> victim(Tier tier, std::optional<std::uint64_t> distance, bool limited) const;
   /// What the copies take that are written home and can be dropped then, and have a next use beyond `distance`.
   std::uint64_t being_cleaned(Tier tier, std::uint64_t distance) const;
   /// Of an activation, as far as is known: it is not wanted again, and dies with what has read it.
@@ -330,7 +348,7 @@ class Policy {
     Tier tier;
     std::uint64_t bytes;
     std::string what;
-    bool for_chunk = false;
+    bool is_limited = false;          ///< it counts against the limit of chunks on the device
     std::uint64_t further_bytes = 0;  ///< what the same request needs besides
     bool evicts = true;               ///< whether all that can leave was made to
   };
@@ -350,10 +368,12 @@ class Policy {
   std::array<std::uint64_t, tier_count> peak_chunk_bytes_{};
   std::array<std::uint64_t, tier_count> vacating_bytes_{};  ///< issued as Vacate, not yet reported
   std::array<std::uint64_t, tier_count> leaving_bytes_{};   ///< to be vacated when their write-back is done
-  std::uint64_t passing_bytes_ = 0;                         ///< on their way to the host only to leave it again
-  std::array<std::uint64_t, tier_count> sending_bytes_{};   ///< of transfers in flight, by the tier they read
-  std::uint64_t in_flight_ = 0;                             ///< transfers issued, not yet reported
-  std::uint64_t clock_ = 0;                                 ///< logical time of uses
+  std::uint64_t limited_bytes_ = 0;   ///< on the device, of what counts against the limit of chunks
+  std::uint64_t limited_coming_ = 0;  ///< of those, what is being vacated or leaves
+  std::uint64_t passing_bytes_ = 0;   ///< on their way to the host only to leave it again
+  std::array<std::uint64_t, tier_count> sending_bytes_{};  ///< of transfers in flight, by the tier they read
+  std::uint64_t in_flight_ = 0;                            ///< transfers issued, not yet reported
+  std::uint64_t clock_ = 0;                                ///< logical time of uses
   std::exception_ptr failure_;
   const std::size_t prefetch_depth_;
   const std::uint32_t write_attempts_;

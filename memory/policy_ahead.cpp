@@ -135,8 +135,7 @@ bool Policy::look_ahead_for_device() {
       continue;
     }
     const std::uint64_t distance = device.schedule()->next_use_after(planned) - device.cursor();
-    const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
-    const Room room = make_room_ahead(room_bytes, Tier::host, announced, distance);
+    const Room room = make_room_ahead(rooms_of(chunks_[id].info(), Tier::host), Tier::host, announced, distance);
     if (room == Room::coming) {
       host.ahead_is_full = true;
       return false;
@@ -206,7 +205,7 @@ void Policy::check_settled() const {
 bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance,
                          TransferPriority priority) {
   if (chunks_[id].at(tier).state == CopyState::absent &&
-      !(make_room_ahead(chunks_[id].info().room_bytes[index_of(tier)], tier, position, distance) == Room::there &&
+      !(make_room_ahead(rooms_of(chunks_[id].info(), tier), tier, position, distance) == Room::there &&
         try_take_room(id, tier))) {
     return false;
   }
@@ -233,13 +232,13 @@ bool Policy::comes_by_host(ChunkId id) const {
 void Policy::free_more_ahead(Tier tier, std::size_t end) {
   const std::size_t planned = lanes_[index_of(tier)].planned;
   const Schedule& schedule = *lanes_[index_of(tier)].forecast.schedule();
-  std::uint64_t room = 0;
+  Rooms rooms;
   std::size_t more = std::min(prefetch_depth_, evictions_ahead);
   for (std::size_t position = planned; position < std::min(end, planned + entries_looked_at) && more > 0; ++position) {
     const ChunkId id = schedule[position % schedule.size()].chunk;
     if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent) {
-      room += chunks_[id].info().room_bytes[index_of(tier)];
-      if (make_room_ahead(room, tier, position, distance_of_position(position, tier)) == Room::none) {
+      rooms += rooms_of(chunks_[id].info(), tier);
+      if (make_room_ahead(rooms, tier, position, distance_of_position(position, tier)) == Room::none) {
         return;
       }
       --more;
@@ -247,10 +246,10 @@ void Policy::free_more_ahead(Tier tier, std::size_t end) {
   }
 }
 
-std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const {
+Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const {
   const Forecast& forecast = lanes_[index_of(tier)].forecast;
   const Schedule& schedule = *forecast.schedule();
-  std::uint64_t room = 0;
+  Rooms room;
   for (std::size_t at = forecast.cursor(); at < std::min(position, schedule.size()); ++at) {
     const ChunkId id = schedule[at].chunk;
     const bool begins_anew =
@@ -258,7 +257,7 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
     const bool comes = tier == Tier::device && (chunks_[id].update_queued || comes_by_host(id));
     if ((begins_anew || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
-      room += chunks_[id].info().room_bytes[index_of(tier)];
+      room += rooms_of(chunks_[id].info(), tier);
     }
   }
   // What is announced again comes from the device, by the end of this pass.
@@ -266,23 +265,26 @@ std::uint64_t Policy::room_wanted_before(std::size_t position, Tier tier) const 
     const Residency& chunk = chunks_[schedule[at].chunk];
     if (!chunk.removed && chunk.at(Tier::host).state == CopyState::absent && !chunk.at(Tier::nvme).readable() &&
         schedule.next_use(schedule[at].chunk, 0) == at) {
-      room += chunk.info().room_bytes[index_of(tier)];
+      room += rooms_of(chunk.info(), tier);
     }
   }
   return room;
 }
 
-Policy::Room Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t position, std::uint64_t distance) {
+Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance) {
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
   const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
   const std::uint64_t others = std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position));
-  const std::uint64_t wanted = room + room_wanted_before(position, tier);
+  Rooms wanted = room_wanted_before(position, tier);
+  wanted += rooms;
   const auto fits = [&](std::uint64_t chunk_bytes) {
-    return chunk_bytes + wanted + others <= budgets_[at]->capacity() &&
-           (tier != Tier::device || chunk_bytes + wanted <= device_chunk_limit_);
+    return chunk_bytes + wanted.bytes + others <= budgets_[at]->capacity();
   };
-  if (fits(chunk_bytes_[at])) {
+  const auto is_within_limit = [&](std::uint64_t limited) {
+    return wanted.limited == 0 || limited + wanted.limited <= device_chunk_limit_;
+  };
+  if (fits(chunk_bytes_[at]) && is_within_limit(limited_bytes_)) {
     return Room::there;
   }
   const std::uint64_t passing = tier == Tier::host ? passing_bytes_ : 0;
@@ -290,14 +292,17 @@ Policy::Room Policy::make_room_ahead(std::uint64_t room, Tier tier, std::size_t 
       !fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing - could_leave(tier, distance))) {
     return Room::none;
   }
-  while (!fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing)) {
-    const std::optional<ChunkId> other = victim(tier, distance);
+  for (;;) {
+    const bool will_fit = fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing);
+    if (will_fit && is_within_limit(limited_bytes_ - limited_coming_)) {
+      return Room::coming;
+    }
+    const std::optional<ChunkId> other = victim(tier, distance, will_fit);
     if (!other) {
       return Room::none;
     }
     evict(*other, tier, TransferPriority::write_back);
   }
-  return Room::coming;
 }
 
 bool Policy::is_done_with(ChunkId id) const {
@@ -360,8 +365,7 @@ Policy::Room Policy::room_to_stay_on_host(ChunkId id) {
   if (!use || host.short_of_room) {
     return Room::none;
   }
-  return make_room_ahead(chunks_[id].info().room_bytes[index_of(Tier::host)], Tier::host, *use,
-                         distance_of(id, Tier::host));
+  return make_room_ahead(rooms_of(chunks_[id].info(), Tier::host), Tier::host, *use, distance_of(id, Tier::host));
 }
 
 Policy::Room Policy::room_now(std::uint64_t bytes, Tier tier) const {

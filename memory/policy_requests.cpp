@@ -36,7 +36,7 @@ void Policy::pin(const ChunkAccess& access) {
   Residency& chunk = chunks_.at(access.chunk);
   Residency::Copy& copy = chunk.at(access.tier);
   if (copy.state == CopyState::leaving) {
-    leaving_bytes_[index_of(access.tier)] -= chunk.info().room_bytes[index_of(access.tier)];
+    count_not_leaving(chunk.info(), access.tier);
     chunk.step(access.tier, CopyStep::stay);
   }
   if (copy.pins++ == 0 && access.tier != chunk.info().home) {
@@ -200,14 +200,14 @@ bool Policy::try_take_room(Request& request) {
 Policy::Progress Policy::advance_room(Request& request) {
   const Tier tier = lane_of(request);
   const bool for_chunk = request.new_chunk.has_value();
-  const std::uint64_t bytes = for_chunk ? request.new_chunk->room_bytes[index_of(tier)] : request.program_bytes;
+  const Rooms rooms = for_chunk ? rooms_of(*request.new_chunk, tier) : Rooms{.bytes = request.program_bytes};
   while (!try_take_room(request)) {
-    if (!make_room(tier, bytes, for_chunk)) {
+    if (!make_room(tier, rooms)) {
       refuse(request, out_of_memory({.tier = tier,
-                                     .bytes = bytes,
+                                     .bytes = rooms.bytes,
                                      .what = for_chunk ? "a " + describe(*request.new_chunk) + " to rest there"
                                                        : "a tensor of the program",
-                                     .for_chunk = for_chunk}));
+                                     .is_limited = rooms.limited > 0}));
       return Progress::done;
     }
     if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {
@@ -277,16 +277,16 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     if (try_take_room(access.chunk, access.tier)) {
       break;
     }
-    const std::uint64_t room = chunk.info().room_bytes[index_of(access.tier)];
+    const Rooms rooms = rooms_of(chunk.info(), access.tier);
     if (is_patient(request)) {
       make_room_patiently(access.chunk, access.tier);
       return false;
     }
-    if (!make_room(access.tier, room, true)) {
+    if (!make_room(access.tier, rooms)) {
       refuse(request, out_of_memory({.tier = access.tier,
-                                     .bytes = room,
+                                     .bytes = rooms.bytes,
                                      .what = describe(chunk.info()),
-                                     .for_chunk = true,
+                                     .is_limited = rooms.limited > 0,
                                      .further_bytes = room_wanted_after(request, position)}));
       return false;
     }

@@ -15,14 +15,30 @@ double each_of(std::uint64_t distance) noexcept {
 
 }  // namespace
 
+Policy::Rooms Policy::rooms_of(const ChunkInfo& info, Tier tier) {
+  const std::uint64_t bytes = info.room_bytes[index_of(tier)];
+  return {.bytes = bytes, .limited = tier == Tier::device && info.kind != Kind::activation ? bytes : 0};
+}
+
+void Policy::count_leaving(const ChunkInfo& info, Tier tier) {
+  const Rooms rooms = rooms_of(info, tier);
+  leaving_bytes_[index_of(tier)] += rooms.bytes;
+  limited_coming_ += rooms.limited;
+}
+
+void Policy::count_not_leaving(const ChunkInfo& info, Tier tier) {
+  const Rooms rooms = rooms_of(info, tier);
+  leaving_bytes_[index_of(tier)] -= rooms.bytes;
+  limited_coming_ -= rooms.limited;
+}
+
 bool Policy::try_take_room(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
-  const std::size_t at = index_of(tier);
-  const std::uint64_t room = chunk.info().room_bytes[at];
-  if (tier == Tier::device && chunk_bytes_[at] + room > device_chunk_limit_) {
+  const Rooms rooms = rooms_of(chunk.info(), tier);
+  if (rooms.limited > 0 && limited_bytes_ + rooms.limited > device_chunk_limit_) {
     return false;
   }
-  if (!budgets_[at]->try_reserve(chunk.info().kind, room)) {
+  if (!budgets_[index_of(tier)]->try_reserve(chunk.info().kind, rooms.bytes)) {
     return false;
   }
   take_counted_room(id, tier);
@@ -35,6 +51,7 @@ void Policy::take_counted_room(ChunkId id, Tier tier) {
   const std::uint64_t room = chunk.info().room_bytes[at];
   chunk_bytes_[at] += room;
   peak_chunk_bytes_[at] = std::max(peak_chunk_bytes_[at], chunk_bytes_[at]);
+  limited_bytes_ += rooms_of(chunk.info(), tier).limited;
   chunk.step(tier, CopyStep::reserve);
   if (tier != chunk.info().home) {
     guests_[at].push_back(id);
@@ -69,15 +86,15 @@ bool Policy::is_gone(ChunkId id) const {
   return chunk.removed && !chunk.discard_when_idle;
 }
 
-bool Policy::make_room(Tier tier, std::uint64_t bytes, bool for_chunk) {
-  while (shortage(tier, bytes, for_chunk) > 0) {
-    const std::optional<ChunkId> id = victim(tier);
+bool Policy::make_room(Tier tier, const Rooms& rooms) {
+  for (Rooms missing = shortage(tier, rooms); missing != Rooms{}; missing = shortage(tier, rooms)) {
+    const std::optional<ChunkId> id = victim(tier, std::nullopt, missing.bytes == 0);
     if (!id) {
       return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
     }
     // To write one that is wanted sooner would take longer.
     if (chunks_[*id].info().kind == Kind::activation && !chunks_[*id].is_spare(tier) &&
-        being_cleaned(tier, distance_of(*id, tier)) >= shortage(tier, bytes, for_chunk)) {
+        being_cleaned(tier, distance_of(*id, tier)) >= missing.bytes) {
       return true;
     }
     evict(*id, tier, TransferPriority::demand);
@@ -108,13 +125,13 @@ std::uint64_t Policy::could_leave(Tier tier, std::uint64_t distance) const {
 }
 
 void Policy::make_room_patiently(ChunkId id, Tier tier) {
-  const std::uint64_t room = chunks_[id].info().room_bytes[index_of(tier)];
+  const Rooms rooms = rooms_of(chunks_[id].info(), tier);  // not of the device: updates are elsewhere
   const std::uint64_t distance = distance_of(id, tier);
-  if (could_leave(tier, distance) < shortage(tier, room, true)) {
+  if (could_leave(tier, distance) < shortage(tier, rooms).bytes) {
     return;
   }
-  while (shortage(tier, room, true) > 0) {
-    evict(victim(tier, distance).value(), tier, TransferPriority::write_back);
+  while (shortage(tier, rooms).bytes > 0) {
+    evict(victim(tier, distance, false).value(), tier, TransferPriority::write_back);
   }
   lanes_[index_of(tier)].short_of_room = true;
 }
@@ -133,7 +150,7 @@ void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
                          lanes_[index_of(Tier::host)].queue.empty() && room_to_stay_on_host(id) == Room::there &&
                          try_take_room(id, Tier::host);
     chunk.step(tier, CopyStep::leave);
-    leaving_bytes_[index_of(tier)] += chunk.info().room_bytes[index_of(tier)];
+    count_leaving(chunk.info(), tier);
     start_transfer({.chunk = id,
                     .fill = false,
                     .from = tier,
@@ -149,19 +166,18 @@ void Policy::vacate(ChunkId id, Tier tier) {
     guests.erase(std::find(guests.begin(), guests.end(), id));
   }
   vacating_bytes_[index_of(tier)] += chunks_[id].info().room_bytes[index_of(tier)];
+  limited_coming_ += rooms_of(chunks_[id].info(), tier).limited;
   vacates_.push_back({id, tier});
 }
 
-std::uint64_t Policy::shortage(Tier tier, std::uint64_t bytes, bool for_chunk) const {
+Policy::Rooms Policy::shortage(Tier tier, const Rooms& wanted) const {
   const std::size_t at = index_of(tier);
-  const std::uint64_t coming = vacating_bytes_[at] + leaving_bytes_[at];
-  const auto missing = [&](std::uint64_t used, std::uint64_t limit) {
-    const std::uint64_t wanted = used - coming + bytes;  // what is coming is used still
-    return wanted > limit ? wanted - limit : 0;
-  };
-  const std::uint64_t in_budget = missing(budgets_[at]->used(), budgets_[at]->capacity());
-  const bool limited = for_chunk && tier == Tier::device;
-  return limited ? std::max(in_budget, missing(chunk_bytes_[at], device_chunk_limit_)) : in_budget;
+  const auto missing = [](std::uint64_t needed, std::uint64_t limit) { return needed > limit ? needed - limit : 0; };
+  // What is coming is used still.
+  const std::uint64_t used = budgets_[at]->used() - vacating_bytes_[at] - leaving_bytes_[at];
+  const std::uint64_t limited = limited_bytes_ - limited_coming_;
+  return {.bytes = missing(used + wanted.bytes, budgets_[at]->capacity()),
+          .limited = wanted.limited > 0 ? missing(limited + wanted.limited, device_chunk_limit_) : 0};
 }
 
 bool Policy::was_read_in_pass(ChunkId id) const {
@@ -169,12 +185,12 @@ bool Policy::was_read_in_pass(ChunkId id) const {
   return chunks_[id].info().kind == Kind::activation && forecast.schedule() != nullptr && !forecast.used_again(id);
 }
 
-std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> distance) const {
+std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> distance, bool limited) const {
   std::optional<ChunkId> found;
   double least = 0;
   bool found_clean = false;
   for (const ChunkId id : guests_[index_of(tier)]) {
-    if (!can_leave(id, tier)) {
+    if (!can_leave(id, tier) || (limited && rooms_of(chunks_[id].info(), tier).limited == 0)) {
       continue;
     }
     const std::uint64_t away = distance_of(id, tier);
@@ -269,21 +285,22 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
   const Tier tier = lack.tier;
   const std::size_t at = index_of(tier);
   const Budget& budget = *budgets_[at];
-  std::uint64_t evictable = 0;
+  Rooms can_leave_soon;
   for (const Residency& chunk : chunks_) {
     if (lack.evicts && chunk.at(tier).state == CopyState::valid && chunk.at(tier).pins == 0 &&
         chunk.info().home != tier) {
-      evictable += chunk.info().room_bytes[at];
+      can_leave_soon += rooms_of(chunk.info(), tier);
     }
   }
+  const std::uint64_t evictable = can_leave_soon.bytes;
   const std::uint64_t wanted = lack.bytes + lack.further_bytes;
   const std::string name(name_of(tier));
   std::string message =
       name + ": " + format_bytes(lack.bytes) + " for " + lack.what + " do not fit; " + budget.describe();
-  const std::uint64_t held_chunks = chunk_bytes_[at] - std::min(evictable, chunk_bytes_[at]);
-  if (lack.for_chunk && tier == Tier::device && held_chunks + wanted > device_chunk_limit_) {
+  const std::uint64_t held_chunks = limited_bytes_ - std::min(can_leave_soon.limited, limited_bytes_);
+  if (lack.is_limited && held_chunks + wanted > device_chunk_limit_) {
     message +=
-        "; chunks hold " + format_bytes(chunk_bytes_[at]) + " of device.chunks " + format_bytes(device_chunk_limit_);
+        "; chunks hold " + format_bytes(limited_bytes_) + " of device.chunks " + format_bytes(device_chunk_limit_);
     return std::make_exception_ptr(OutOfMemory(message,
                                                "raise device.chunks (with room for it in device.memory) to at "
                                                "least " +

@@ -10,11 +10,11 @@ namespace terrace {
 
 PoolBudget::PoolBudget(AccessStream& stream, SegmentPool& pool, std::function<void()> before_growth)
     : stream_(stream), pool_(pool), before_growth_(std::move(before_growth)), uncounted_(pool.reserved_bytes()) {
-  stream_.set_spare_room(this);
+  stream_.add_spare_room(*this);
 }
 
 PoolBudget::~PoolBudget() {
-  stream_.set_spare_room(nullptr);
+  stream_.remove_spare_room(*this);
   stream_.free(counted_, Kind::other);
 }
 

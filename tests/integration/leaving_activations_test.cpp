@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
@@ -147,7 +148,7 @@ TEST_P(LeavingActivations, stay_where_chunks_may_have_no_more_of_the_device) {
   EXPECT_TRUE(x.grad().defined());
 }
 
-TEST_P(LeavingActivations, leave_by_a_copy_where_chunks_may_have_no_more_and_their_room_is_wanted) {
+TEST_P(LeavingActivations, leave_where_chunks_may_have_no_more_and_their_room_is_wanted) {
   const at::Tensor x = wide_input();
   chain(x).backward();
   const at::Tensor expected = x.grad().clone();
@@ -158,6 +159,108 @@ TEST_P(LeavingActivations, leave_by_a_copy_where_chunks_may_have_no_more_and_the
   chain(y).backward();
   EXPECT_GT(moved(session), 0u);
   EXPECT_TRUE(at::equal(y.grad(), expected));
+}
+
+namespace {
+
+/// 6 MiB that nobody holds any more, without an op since.
+at::Tensor graph_of_many_that_were_held() {
+  at::Tensor x = torch::linspace(-1, 1, 16 * KiB).requires_grad_();
+  std::vector<at::Tensor> held;
+  for (int i = 0; i < 96; ++i) {
+    x = x.tanh();
+    held.push_back(x);
+  }
+  return x.sum();
+}
+
+}  // namespace
+
+TEST_P(LeavingActivations, leave_for_what_the_backward_of_another_graph_brings_back) {
+  const Session session(config());
+  const at::Tensor x = wide_input();
+  const at::Tensor loss = chain(x);
+  torch::empty(device_mib * MiB - 3 * MiB / 2, at::kByte);  // for which all of that has left
+  const at::Tensor other = graph_of_many_that_were_held();
+  loss.backward();
+  EXPECT_TRUE(x.grad().defined());
+}
+
+TEST_P(LeavingActivations, leave_for_a_parameter_that_an_op_or_the_program_wants) {
+  Session session(config());
+  torch::nn::Linear wide(1024, 768);  // 3 MiB
+  session.manage(*wide);
+  const auto has_left = [] { torch::empty(device_mib * MiB - MiB / 2, at::kByte); };
+  has_left();
+  const at::Tensor first = graph_of_many_that_were_held();
+  EXPECT_EQ(wide->weight.sum().numel(), 1);
+  has_left();
+  const at::Tensor second = graph_of_many_that_were_held();
+  const auto view = session.gather({wide->weight}, Access::read);
+  EXPECT_NE(wide->weight.data_ptr(), nullptr);
+}
+
+TEST_P(LeavingActivations, leave_for_other_threads_than_that_which_saved_them) {
+  const Session session(config());
+  for (const bool has_ended : {false, true}) {
+    at::Tensor loss;
+    std::promise<void> saved, done;
+    std::thread thread([&] {
+      loss = graph_of_many_that_were_held();
+      saved.set_value();
+      if (!has_ended) done.get_future().wait();
+    });
+    saved.get_future().wait();
+    if (has_ended) thread.join();
+    EXPECT_EQ(torch::empty(8 * MiB, at::kByte).numel(), 8 * MiB) << has_ended;
+    if (!has_ended) {
+      done.set_value();
+      thread.join();
+    }
+    loss.backward();
+  }
+}
+
+namespace {
+
+/// Computes when its thread ends.
+struct ComputesLate {
+  at::Tensor x;
+  std::vector<at::Tensor> held;
+  at::Tensor* result = nullptr;
+
+  ComputesLate() = default;
+  ~ComputesLate() {
+    held.clear();
+    for (int i = 0; i < 40; ++i) x = x.tanh();
+    *result = x.sum();
+  }
+  ComputesLate(const ComputesLate&) = delete;
+  ComputesLate& operator=(const ComputesLate&) = delete;
+};
+
+}  // namespace
+
+TEST_P(LeavingActivations, leave_and_come_back_where_a_thread_computes_as_it_ends) {
+  const auto run = [] {
+    const at::Tensor x = torch::linspace(-1, 1, 64 * KiB).requires_grad_();
+    at::Tensor loss;
+    std::thread([&] {
+      static thread_local ComputesLate late;  // ends after what ops of the thread have made
+      late.result = &loss;
+      late.x = x;
+      for (int i = 0; i < 4; ++i) {
+        late.x = late.x.tanh();
+        late.held.push_back(late.x);
+      }
+    }).join();
+    EXPECT_EQ(torch::empty(7 * MiB, at::kByte).numel(), 7 * MiB);
+    loss.backward();
+    return x.grad().clone();
+  };
+  const at::Tensor expected = run();
+  const Session session(config());
+  EXPECT_TRUE(at::equal(run(), expected));
 }
 
 namespace {

@@ -43,9 +43,7 @@ struct AdoptionWorld : StreamWorld {
     std::memcpy(allocation.memory + offset, source.data(), bytes);
     return allocation;
   }
-  bool adopt(ChunkId chunk, const Allocation& allocation) {
-    return stream.adopt(chunk, allocation, offset, Kind::other);
-  }
+  void adopt(ChunkId chunk, const Allocation& allocation) { stream.adopt(chunk, allocation, offset, Kind::other); }
   bool holds(ChunkId chunk, std::uint64_t stamp) {
     return holds_pattern(acquire(chunk, Tier::device), 0, Tier::device, bytes, stamp);
   }
@@ -60,7 +58,7 @@ TEST_P(Adoption, makes_the_memory_of_the_program_the_place_of_the_chunk) {
   AdoptionWorld world(room);  // no room for a copy
   const ChunkId chunk = world.add(GetParam());
   const Allocation allocation = world.made(1);
-  ASSERT_TRUE(world.adopt(chunk, allocation));
+  ASSERT_NO_THROW(world.adopt(chunk, allocation));
   EXPECT_EQ(world.acquire(chunk, device).device(0), allocation.memory + offset);
   EXPECT_TRUE(world.holds(chunk, 1));
   EXPECT_EQ(world.used(Kind::other), 0u);
@@ -72,7 +70,7 @@ TEST_P(Adoption, makes_the_memory_of_the_program_the_place_of_the_chunk) {
 TEST_P(Adoption, lets_the_bytes_leave_for_the_program_and_come_back) {
   AdoptionWorld world(room);
   const ChunkId chunk = world.add(GetParam());
-  ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(1)));
   const Allocation other = world.made(2);
   EXPECT_EQ(world.state(chunk, device), CopyState::absent);
   world.device.deallocate(other.memory, other.bytes);
@@ -84,12 +82,12 @@ TEST_P(Adoption, lets_the_bytes_leave_for_the_program_and_come_back) {
 TEST_P(Adoption, is_not_followed_by_a_copy_where_nothing_had_to_leave) {
   AdoptionWorld world(room, 4);
   const ChunkId chunk = world.add(GetParam());
-  ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(1)));
   EXPECT_EQ(world.state(chunk, GetParam()), CopyState::reserved);
   EXPECT_TRUE(world.holds(chunk, 1));
   world.stream.remove_chunk(chunk);
   ASSERT_EQ(world.add(GetParam(), chunk), chunk);
-  ASSERT_TRUE(world.adopt(chunk, world.made(2)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(2)));
   EXPECT_EQ(world.state(chunk, GetParam()), CopyState::reserved);
   for (const Link link : all_links) {
     EXPECT_EQ(world.stream.usage().moved(link), 0u) << name_of(link);
@@ -99,14 +97,14 @@ TEST_P(Adoption, is_not_followed_by_a_copy_where_nothing_had_to_leave) {
 TEST_P(Adoption, is_followed_by_a_copy_to_the_home_at_once_where_the_one_before_had_to_leave) {
   AdoptionWorld world(room, 4);
   const ChunkId chunk = world.add(GetParam());
-  ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(1)));
   const Allocation other = world.made(2);
   EXPECT_EQ(world.state(chunk, device), CopyState::absent);
   world.device.deallocate(other.memory, other.bytes);
   world.stream.free(room, Kind::other);
   world.stream.remove_chunk(chunk);
   ASSERT_EQ(world.add(GetParam(), chunk), chunk);
-  ASSERT_TRUE(world.adopt(chunk, world.made(3)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(3)));
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (world.state(chunk, GetParam()) != CopyState::valid && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -130,7 +128,7 @@ TEST_P(Adoption, has_only_those_leave_in_later_passes_that_find_no_room) {
       ASSERT_EQ(chunk, in_place_of.value_or(chunk));
       chunks.resize(count);
       chunks[i] = chunk;
-      ASSERT_TRUE(world.adopt(chunk, allocation));
+      ASSERT_NO_THROW(world.adopt(chunk, allocation));
     }
     for (std::size_t i = count; i-- > 0;) {
       EXPECT_TRUE(world.holds(chunks[i], i));
@@ -155,7 +153,7 @@ TEST_P(Adoption, leaves_nothing_counted_when_the_chunk_is_removed) {
   AdoptionWorld world(room, 4);
   const std::uint64_t on_host = world.host.used();
   const ChunkId chunk = world.add(GetParam());
-  ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(1)));
   world.stream.remove_chunk(chunk);
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (world.device.budget().used() + world.nvme.used() > 0 && std::chrono::steady_clock::now() < until) {
@@ -167,22 +165,29 @@ TEST_P(Adoption, leaves_nothing_counted_when_the_chunk_is_removed) {
   world.check_invariants();
 }
 
-TEST(AdoptionOfMemory, is_refused_beyond_what_chunks_may_take_of_the_device) {
+TEST(AdoptionOfMemory, takes_nothing_of_what_chunks_may_have_of_the_device) {
   AdoptionWorld world(2 * room, 0, room - 1);
   const ChunkId chunk = world.add(host);
+  world.adopt(chunk, world.made(1));
+  EXPECT_TRUE(world.holds(chunk, 1));
+  world.check_invariants();
+}
+
+TEST(AdoptionOfMemory, is_refused_for_what_is_no_activation) {
+  AdoptionWorld world(2 * room);
+  AccessStream::ChunkOptions options;
+  options.device_room_bytes = room;
+  const ChunkId chunk = world.stream.add_chunk(Kind::parameter, 0, bytes, host, options);
   const Allocation allocation = world.made(1);
-  EXPECT_FALSE(world.adopt(chunk, allocation));
-  EXPECT_EQ(world.used(Kind::other), room) << "it is the program's still";
-  EXPECT_EQ(world.state(chunk, device), CopyState::absent);
+  EXPECT_THROW(world.adopt(chunk, allocation), LogicError);
   world.device.deallocate(allocation.memory, allocation.bytes);
   world.stream.free(room, Kind::other);
-  world.check_invariants();
 }
 
 TEST(AdoptionOfMemory, is_refused_for_a_chunk_that_has_bytes) {
   AdoptionWorld world(2 * room);
   const ChunkId chunk = world.add(host);
-  ASSERT_TRUE(world.adopt(chunk, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(chunk, world.made(1)));
   const Allocation second = world.made(2);
   EXPECT_THROW(world.adopt(chunk, second), LogicError);
   EXPECT_TRUE(world.holds(chunk, 1));
@@ -204,10 +209,10 @@ TEST(AdoptionOfMemory, of_another_size_than_was_promised_is_refused) {
 TEST(NewChunks, take_the_id_of_one_that_is_gone) {
   AdoptionWorld world(2 * room);
   const ChunkId first = world.add(host);
-  ASSERT_TRUE(world.adopt(first, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(first, world.made(1)));
   world.stream.remove_chunk(first);
   EXPECT_EQ(world.add(host, first), first);
-  ASSERT_TRUE(world.adopt(first, world.made(2)));
+  ASSERT_NO_THROW(world.adopt(first, world.made(2)));
   EXPECT_TRUE(world.holds(first, 2));
   world.check_invariants();
 }
@@ -215,14 +220,14 @@ TEST(NewChunks, take_the_id_of_one_that_is_gone) {
 TEST(NewChunks, take_another_id_while_something_is_left_of_that_one) {
   AdoptionWorld world(2 * room);
   const ChunkId first = world.add(host);
-  ASSERT_TRUE(world.adopt(first, world.made(1)));
+  ASSERT_NO_THROW(world.adopt(first, world.made(1)));
   Pin pin = world.acquire(first, device);
   world.stream.remove_chunk(first);
   const ChunkId second = world.add(host, first);
   EXPECT_NE(second, first);
   pin.release();
   EXPECT_THROW(world.acquire(first, device), LogicError);
-  EXPECT_TRUE(world.adopt(second, world.made(2)));
+  EXPECT_NO_THROW(world.adopt(second, world.made(2)));
   EXPECT_TRUE(world.holds(second, 2));
 }
 
