@@ -15,6 +15,7 @@
 #include "integration/pause.h"
 #include "integration/recomputed_block.h"
 #include "integration/spillable_storages.h"
+#include "integration/thread_owned.h"
 #include "memory/current_op.h"
 
 namespace terrace {
@@ -82,13 +83,16 @@ class OpsForgotten final : public c10::OpRegistrationListener {
 /// forgets one.
 class KnownOps {
  public:
-  /// The calling thread's. Destructors of its other variables may run ops after its table is gone: then they have one
-  /// that stays.
+  /// The calling thread's; once that is gone, one that stays.
   static KnownOps& of_this_thread() {
-    if (known_ == nullptr) {
-      known_ = is_over_ ? new KnownOps : made();
+    if (KnownOps* const known = ThreadOwned<KnownOps>::get()) {
+      return *known;
     }
-    return *known_;
+    static constinit thread_local KnownOps* late = nullptr;
+    if (late == nullptr) {
+      late = new KnownOps;
+    }
+    return *late;
   }
 
   /// The traits of the op that runs, or null for what is not an op.
@@ -113,24 +117,6 @@ class KnownOps {
   }
 
  private:
-  static KnownOps* made() {
-    struct OfThread {
-      OfThread() = default;
-      ~OfThread() {
-        known_ = nullptr;
-        is_over_ = true;
-      }
-      OfThread(const OfThread&) = delete;
-      OfThread& operator=(const OfThread&) = delete;
-      KnownOps ops;
-    };
-    static thread_local OfThread of_thread;
-    return &of_thread.ops;
-  }
-
-  static inline constinit thread_local KnownOps* known_ = nullptr;
-  static inline constinit thread_local bool is_over_ = false;
-
   ska::flat_hash_map<const void*, const OpTraits*> ops_;
   std::deque<OpTraits> kept_;  // for an op within an op may come by here while the outer's are in use
   std::uint64_t since_ = 0;

@@ -15,179 +15,12 @@
 #include "integration/managed_storage.h"
 #include "integration/offloaded_activation.h"
 #include "integration/pause.h"
+#include "integration/pending_activations.h"
 #include "integration/tensor_record.h"
 #include "memory/access_stream.h"
 
 namespace terrace {
 namespace {
-
-using Departure = OffloadedActivation::Departure;
-
-/// One that may still have to leave.
-struct Pending {
-  std::weak_ptr<OffloadedActivation> activation;
-  int backward;  ///< within which it was saved; -1: none
-
-  /// Whether it is done with.
-  bool leaves() const noexcept { return departure() != Departure::later; }
-  Departure departure() const noexcept {
-    const auto lives = activation.lock();
-    const Departure departure = lives != nullptr ? lives->try_leave() : Departure::never;
-    if (lives != nullptr && departure != Departure::later) {
-      lives->is_pending_no_more();
-    }
-    return departure;
-  }
-};
-
-/// What a thread has saved that may still have to leave. Whoever works at it takes it all and gives it back, so that
-/// nobody waits for another's work.
-class PendingList {
- public:
-  void add(const std::shared_ptr<OffloadedActivation>& activation) {
-    if (activation->becomes_pending()) {
-      const std::scoped_lock lock(mutex_);
-      list_.push_back({activation, torch::autograd::get_current_graph_task_id()});
-      ++count_;
-    }
-  }
-
-  /// With what somebody works at.
-  bool empty() const noexcept { return count_ == 0; }
-
-  /// Has some leave: the latest, which programs let go of first, and the others in turn.
-  void some_leave() noexcept {
-    const int backward = torch::autograd::get_current_graph_task_id();
-    std::vector<Pending> list = take();
-    const auto leave = [&](std::size_t at) {
-      // What was saved before it the backward that runs may want now.
-      if ((backward == -1 || list[at].backward == backward) && list[at].leaves()) {
-        remove(list, at);
-      }
-    };
-    const std::size_t others = list.size() - std::min(list.size(), latest);
-    for (std::size_t i = list.size(); i-- > others;) {
-      leave(i);
-    }
-    for (std::size_t looked = 0; looked < std::min(others, in_turn) && !list.empty(); ++looked) {
-      turn_ = turn_ == 0 ? list.size() - 1 : std::min(turn_, list.size()) - 1;
-      leave(turn_);
-    }
-    give_back(std::move(list));
-  }
-
-  /// Whether any has left.
-  bool all_leave() noexcept {
-    bool any = false;
-    std::vector<Pending> list = take();
-    for (std::size_t i = list.size(); i-- > 0;) {
-      const Departure departure = list[i].departure();
-      any = any || departure == Departure::has_left;
-      if (departure != Departure::later) {
-        remove(list, i);
-      }
-    }
-    give_back(std::move(list));
-    return any;
-  }
-
- private:
-  static constexpr std::size_t latest = 16;
-  static constexpr std::size_t in_turn = 16;
-
-  std::vector<Pending> take() noexcept {
-    const std::scoped_lock lock(mutex_);
-    return std::exchange(list_, {});
-  }
-  void give_back(std::vector<Pending> list) noexcept {
-    const std::scoped_lock lock(mutex_);
-    list_.swap(list);
-    list_.insert(list_.end(), list.begin(), list.end());  // what was saved meanwhile
-  }
-  void remove(std::vector<Pending>& list, std::size_t at) noexcept {
-    std::swap(list[at], list.back());
-    list.pop_back();
-    --count_;
-  }
-
-  std::mutex mutex_;
-  std::vector<Pending> list_;
-  std::atomic<std::size_t> count_{0};
-  std::size_t turn_ = 0;  // of the thread whose list it is
-};
-
-/// The lists of all threads, and of those that have ended with some left; the first is for what they save as they end.
-class AllPending {
- public:
-  static AllPending& of_the_process() {
-    static auto* const all = new AllPending;  // never destroyed: threads end late
-    return *all;
-  }
-
-  std::shared_ptr<PendingList> add() {
-    const std::scoped_lock lock(mutex_);
-    return lists_.emplace_back(std::make_shared<PendingList>());
-  }
-  PendingList& of_ended_threads() { return *ended_; }
-  void end(const std::shared_ptr<PendingList>& list) {
-    const std::scoped_lock lock(mutex_);
-    if (list->empty()) {
-      std::erase(lists_, list);
-    }
-  }
-
-  bool leave() {
-    std::vector<std::shared_ptr<PendingList>> lists;
-    {
-      const std::scoped_lock lock(mutex_);
-      lists = lists_;
-    }
-    bool any = false;
-    for (const auto& list : lists) {
-      any = list->all_leave() || any;
-    }
-    const std::scoped_lock lock(mutex_);
-    lists.clear();
-    std::erase_if(lists_,
-                  [](const auto& list) { return list.use_count() == 1 && list->empty(); });  // its thread is over
-    return any;
-  }
-
- private:
-  AllPending() : ended_(add()) {}
-
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<PendingList>> lists_;
-  const std::shared_ptr<PendingList> ended_;
-};
-
-/// The calling thread's list. Destructors of its other variables may run ops after this is gone, so that it is known by
-/// what has none.
-class ListOfThread {
- public:
-  static constinit thread_local PendingList* list;
-
-  static PendingList& made() {
-    if (list == nullptr && !is_over_) {
-      static thread_local const ListOfThread of_this_thread;
-      list = of_this_thread.list_.get();
-    }
-    return list != nullptr ? *list : AllPending::of_the_process().of_ended_threads();
-  }
-
- private:
-  ListOfThread() : list_(AllPending::of_the_process().add()) {}
-  ~ListOfThread() {
-    list = nullptr;
-    is_over_ = true;
-    AllPending::of_the_process().end(list_);
-  }
-
-  static constinit thread_local bool is_over_;
-  const std::shared_ptr<PendingList> list_;
-};
-constinit thread_local PendingList* ListOfThread::list = nullptr;
-constinit thread_local bool ListOfThread::is_over_ = false;
 
 /// How a tensor looks at its storage.
 struct View {
@@ -310,25 +143,13 @@ void OffloadedActivations::close() noexcept {
 }
 
 void OffloadedActivations::some_leave() noexcept {
-  PendingList* const list = ListOfThread::list;
-  if (list == nullptr || list->empty()) {
-    has_pending_ = false;
-    return;
-  }
   const Pause pause;
-  list->some_leave();
+  has_pending_ = some_pending_leave();
 }
 
 bool OffloadedActivations::give_back() noexcept {
-  static constinit thread_local bool is_leaving = false;
-  if (is_leaving) {
-    return false;  // what leaves asks for room itself
-  }
   const Pause pause;
-  is_leaving = true;
-  const bool any = AllPending::of_the_process().leave();
-  is_leaving = false;
-  return any;
+  return all_pending_leave();
 }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> OffloadedActivations::hooks() {
@@ -369,7 +190,7 @@ std::shared_ptr<OffloadedActivation> OffloadedActivations::activation_of(const a
     }
   }
   // Also what was saved before, by another thread or before a backward: this one may be the last to hold it.
-  ListOfThread::made().add(activation);
+  add_pending(activation);
   has_pending_ = true;
   return activation;
 }

@@ -212,7 +212,7 @@ class AccessStream {
   const std::array<Budget*, tier_count> budgets_;
   Timeline* const timeline_;
   Reservation staging_;
-  mutable oneapi::tbb::mutex mutex_;
+  mutable oneapi::tbb::mutex mutex_;  ///< each op takes it twice, mostly alone: then it costs half of std::mutex
   std::condition_variable_any changed_;
   Policy policy_;
   ChunkPlaces places_;

@@ -75,12 +75,6 @@ class Rounds {
   std::map<std::string, std::vector<ActivationRun>> seen_;
 };
 
-std::uint64_t saved_bytes(const ActivationSetting& setting) {
-  std::uint64_t saved = 0;
-  for (const BlockProfile& block : setting.blocks) saved += block.saved_bytes;
-  return saved;
-}
-
 /// Beside "auto": all that can run.
 std::vector<std::string> fixed_ways(const ActivationSetting& setting) {
   std::vector<std::string> ways{"host", "nvme", "recompute"};
@@ -257,8 +251,8 @@ ActivationSetting alike(double link_rate, std::uint64_t room_bytes = 28 * kMiB) 
           .link_rate = link_rate};
 }
 
-/// Of a link at which what has to leave keeps each direction busy for a third of backward: that is most of forward,
-/// within which it leaves.
+/// Of a link that what leaves, about half of what is saved, keeps busy each way for somewhat less than half of
+/// backward: that is most of forward, within which it leaves.
 constexpr double kHidingLink = 0.4e9;
 
 /// Blocks that are quick and save much beside others that are slow and save little.

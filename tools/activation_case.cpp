@@ -104,11 +104,16 @@ ActivationRun timed(Session& session, const std::string& activations, const std:
 
 }  // namespace
 
+std::uint64_t saved_bytes(const ActivationSetting& setting) {
+  std::uint64_t saved = 0;
+  for (const BlockProfile& block : setting.blocks) saved += block.saved_bytes;
+  return saved;
+}
+
 ActivationRun run_timed_blocks(const ActivationSetting& setting, const std::string& activations, bool room_for_all,
                                const std::filesystem::path& folder) {
   const ThreadsOfLibTorch one(1);
-  std::uint64_t saved = 0;
-  for (const BlockProfile& block : setting.blocks) saved += block.saved_bytes;
+  const std::uint64_t saved = saved_bytes(setting);
   Config config = config_of(activations, (room_for_all ? 2 * saved : setting.room_bytes) + kBesideBlocks,
                             2 * saved + 64 * kMiB, folder);
   config.device.link = static_cast<std::uint64_t>(setting.link_rate);

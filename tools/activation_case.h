@@ -21,6 +21,8 @@ struct ActivationSetting {
   double link_rate = 0;          ///< bytes a second, each way
 };
 
+std::uint64_t saved_bytes(const ActivationSetting& setting);
+
 /// With one `placement.activations`.
 struct ActivationRun {
   std::string activations;

@@ -13,9 +13,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "integration/session.h"
-#include "tests/base/temporary_folder.h"
 #include "tests/integration/message_of.h"
+#include "tests/integration/small_device.h"
 
 namespace terrace::testing {
 namespace {
@@ -24,40 +23,8 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t KiB = 1 << 10;
 constexpr std::int64_t MiB = 1 << 20;
-constexpr std::int64_t device_mib = 10;
 
-/// A MiB.
-at::Tensor wide_input() { return torch::linspace(-1, 1, 256 * KiB).requires_grad_(); }
-
-/// Each of the results is saved.
-at::Tensor twenty_times_tanh(at::Tensor x) {
-  for (int i = 0; i < 20; ++i) x = x.tanh();
-  return x;
-}
-at::Tensor chain(const at::Tensor& x) { return twenty_times_tanh(x).square().mean(); }
-
-class LeavingActivations : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { at::set_num_threads(1); }
-  void TearDown() override { at::set_num_threads(threads_before_); }
-
-  Config config(std::int64_t mib = device_mib) const {
-    Config config;
-    config.device.kind = "emulated";
-    config.device.memory = static_cast<std::uint64_t>(mib * MiB);
-    config.host.memory = (GetParam() == "host" ? 96 : 8) * MiB;
-    config.nvme.paths = {folder_.path()};
-    config.nvme.memory = 128 * MiB;
-    config.placement.chunk = 64 << 10;
-    config.placement.activations = GetParam();
-    config.log.level = LogLevel::error;
-    return config;
-  }
-
- private:
-  const int threads_before_ = at::get_num_threads();
-  TemporaryFolder folder_;
-};
+using LeavingActivations = SmallDeviceTest;
 
 std::uint64_t moved(const Session& session) {
   return session.memory_usage().moved(Link::device_to_host, Kind::activation);
@@ -97,8 +64,7 @@ TEST_P(LeavingActivations, leave_after_the_backward_of_another_graph_during_whic
   const at::Tensor input = held.front();
   held.clear();
   some_op();
-  EXPECT_GE(session.memory_usage().now(GetParam() == "host" ? Tier::host : Tier::nvme, Kind::activation),
-            static_cast<std::uint64_t>(6 * MiB));
+  EXPECT_GE(session.memory_usage().now(home(), Kind::activation), static_cast<std::uint64_t>(6 * MiB));
   loss.backward();
   EXPECT_TRUE(input.grad().defined());
 }
@@ -121,7 +87,7 @@ TEST_P(LeavingActivations, of_many_that_are_held_leave_at_once_where_their_room_
 }
 
 TEST_P(LeavingActivations, of_many_that_are_held_leave_in_turn) {
-  const Session session(config(64));
+  const Session session(config(64 * MiB));
   at::Tensor x = torch::linspace(-1, 1, 16 * KiB).requires_grad_();
   std::vector<at::Tensor> held;
   for (int i = 0; i < 120; ++i) {
@@ -130,15 +96,13 @@ TEST_P(LeavingActivations, of_many_that_are_held_leave_in_turn) {
   }
   const at::Tensor loss = x.sum();
   held.erase(held.begin(), held.begin() + 100);
-  const auto resting = [&] {
-    return session.memory_usage().now(GetParam() == "host" ? Tier::host : Tier::nvme, Kind::activation);
-  };
+  const auto resting = [&] { return session.memory_usage().now(home(), Kind::activation); };
   for (int i = 0; i < 20; ++i) some_op();
   EXPECT_GE(resting(), static_cast<std::uint64_t>(100 * 64 * KiB));
 }
 
 TEST_P(LeavingActivations, stay_where_chunks_may_have_no_more_of_the_device) {
-  Config narrow = config(64);
+  Config narrow = config(64 * MiB);
   narrow.device.chunks = 2 * MiB;
   const Session session(narrow);
   const at::Tensor x = wide_input();
@@ -152,7 +116,7 @@ TEST_P(LeavingActivations, leave_where_chunks_may_have_no_more_and_their_room_is
   const at::Tensor x = wide_input();
   chain(x).backward();
   const at::Tensor expected = x.grad().clone();
-  Config narrow = config(16);
+  Config narrow = config(16 * MiB);
   narrow.device.chunks = 4 * MiB;
   const Session session(narrow);
   const at::Tensor y = wide_input();
@@ -180,7 +144,7 @@ TEST_P(LeavingActivations, leave_for_what_the_backward_of_another_graph_brings_b
   const Session session(config());
   const at::Tensor x = wide_input();
   const at::Tensor loss = chain(x);
-  torch::empty(device_mib * MiB - 3 * MiB / 2, at::kByte);  // for which all of that has left
+  torch::empty(std::int64_t{device_bytes} - 3 * MiB / 2, at::kByte);  // for which all of that has left
   const at::Tensor other = graph_of_many_that_were_held();
   loss.backward();
   EXPECT_TRUE(x.grad().defined());
@@ -190,7 +154,7 @@ TEST_P(LeavingActivations, leave_for_a_parameter_that_an_op_or_the_program_wants
   Session session(config());
   torch::nn::Linear wide(1024, 768);  // 3 MiB
   session.manage(*wide);
-  const auto has_left = [] { torch::empty(device_mib * MiB - MiB / 2, at::kByte); };
+  const auto has_left = [] { torch::empty(std::int64_t{device_bytes} - MiB / 2, at::kByte); };
   has_left();
   const at::Tensor first = graph_of_many_that_were_held();
   EXPECT_EQ(wide->weight.sum().numel(), 1);
@@ -317,12 +281,13 @@ TEST_P(LeavingActivations, that_are_views_of_a_base_which_changes_in_place_are_r
     EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
   }
   x.mutable_grad() = at::Tensor();
-  torch::empty(device_mib * MiB - 3 * MiB / 2, at::kByte);  // for which all that was on its way has to be there
+  torch::empty(std::int64_t{device_bytes} - 3 * MiB / 2,
+               at::kByte);  // for which all that was on its way has to be there
   EXPECT_EQ(on_device(), before);
 }
 
 TEST_P(LeavingActivations, come_back_for_no_longer_than_a_backward_that_throws) {
-  const Session session(config(64));
+  const Session session(config(64 * MiB));
   const auto held = [&](Tier tier) {
     return session.memory_usage().now(tier, Kind::activation) + session.memory_usage().now(tier, Kind::other);
   };

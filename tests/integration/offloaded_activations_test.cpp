@@ -15,7 +15,7 @@
 
 #include "integration/program_memory.h"
 #include "offload/page_blocks.h"
-#include "tests/base/temporary_folder.h"
+#include "tests/integration/small_device.h"
 #include "tests/integration/small_gpt.h"
 #include "tests/offload/resource_limit.h"
 
@@ -26,7 +26,6 @@ using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr std::uint64_t MiB = 1 << 20;
-constexpr std::uint64_t device_bytes = 10 * MiB;
 const std::uint64_t block_of_a_mib = PageBlocks::rounded(block_bytes(MiB));
 
 /// What trains: a module, and a loss that is a function of it.
@@ -106,24 +105,8 @@ Program gpt() {
   return {model, [model, tokens] { return model->forward(tokens.slice(1, 0, 64), tokens.slice(1, 1, 65)); }};
 }
 
-class OffloadedActivations : public ::testing::TestWithParam<std::string> {
+class OffloadedActivations : public SmallDeviceTest {
  protected:
-  void SetUp() override { at::set_num_threads(1); }
-  void TearDown() override { at::set_num_threads(threads_before_); }
-
-  Config config(std::uint64_t device_memory = device_bytes) const {
-    Config config;
-    config.device.kind = "emulated";
-    config.device.memory = device_memory;
-    config.host.memory = (GetParam() == "host" ? 96 : 8) * MiB;
-    config.nvme.paths = {folder_.path()};
-    config.nvme.memory = 128 * MiB;
-    config.placement.chunk = 64 << 10;
-    config.placement.activations = GetParam();
-    config.log.level = LogLevel::error;
-    return config;
-  }
-
   /// The same bits as plain LibTorch, within a device that does not hold what is saved.
   void expect_unmanaged_bits(const MakeProgram& make, std::uint64_t device_memory) {
     const Outcome expected = train(make, nullptr);
@@ -150,21 +133,7 @@ class OffloadedActivations : public ::testing::TestWithParam<std::string> {
 
   /// Some operations in a session whose device does not hold their activations.
   std::unique_ptr<Session> small_session() const { return std::make_unique<Session>(config()); }
-
- private:
-  const int threads_before_ = at::get_num_threads();
-  TemporaryFolder folder_;
 };
-
-/// Twenty tensors of a MiB, each saved.
-at::Tensor chain(at::Tensor x) {
-  for (int i = 0; i < 20; ++i) {
-    x = x.tanh();
-  }
-  return x.square().mean();
-}
-
-at::Tensor wide_input() { return torch::linspace(-1, 1, 256 << 10).requires_grad_(); }
 
 }  // namespace
 
@@ -248,7 +217,7 @@ TEST_P(OffloadedActivations, leave_the_device_with_a_graph_that_nobody_runs_back
   {
     const at::Tensor loss = chain(wide_input());
     EXPECT_GT(session->memory_usage().now(Tier::device, Kind::activation), 0u);
-    EXPECT_GT(session->memory_usage().now(GetParam() == "host" ? Tier::host : Tier::nvme, Kind::activation), 0u);
+    EXPECT_GT(session->memory_usage().now(home(), Kind::activation), 0u);
   }
   // What is on its way to its home leaves when it is there, and room for the program is waited for.
   constexpr std::int64_t nearly_all = device_bytes - MiB / 2;
