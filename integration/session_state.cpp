@@ -253,7 +253,9 @@ void SessionState::notice_pass(Pass pass, std::span<const OpOperand> operands,
   }
   pass_ = pass;
   // Told apart by what it computes with, too: programs train several models in turn.
-  memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (pass == Pass::with_graph ? 1 : 0));
+  const bool trains = pass == Pass::with_graph;
+  memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (trains ? 1 : 0),
+                              trains ? ScheduleBook::End::step : ScheduleBook::End::repetition);
 }
 
 StepClock::Moment SessionState::moment() const { return {monotonic_ns(), memory_.stream().usage().stall_seconds}; }

@@ -157,9 +157,9 @@ void AccessStream::release(std::span<const ChunkAccess> accesses) noexcept {
   });
 }
 
-void AccessStream::begin_pass(ScheduleBook::Key key) {
+void AccessStream::begin_pass(ScheduleBook::Key key, ScheduleBook::End end) {
   const Lock lock(mutex_);
-  policy_.begin_pass(key);
+  policy_.begin_pass(key, end);
   carry_out(lock);
   if (timeline_ != nullptr) {
     timeline_->begin_first_step();

@@ -140,7 +140,7 @@ class AccessStream {
   void remove_spare_room(SpareRoom& room) noexcept;
 
   // What is known of the future: see Policy.
-  void begin_pass(ScheduleBook::Key key);
+  void begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step);
   void announce(std::vector<ChunkId> chunks);
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
   void set_updates_awaited(bool awaited);

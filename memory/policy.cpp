@@ -224,23 +224,25 @@ std::exception_ptr Policy::removed_error(ChunkId id) const {
   return std::make_exception_ptr(LogicError(describe(chunks_[id].info()) + " is wanted and has been removed"));
 }
 
-void Policy::begin_pass(ScheduleBook::Key key) {
-  book_.begin_pass(key);
+void Policy::begin_pass(ScheduleBook::Key key, ScheduleBook::End end) {
+  book_.begin_pass(key, end);
   if (book_.current() != lanes_[index_of(Tier::device)].forecast.schedule()) {
     follow_pass();
+    advance();
   }
 }
 
 void Policy::step_mark() {
   book_.end_step();
   follow_pass();
+  advance();
 }
 
 void Policy::follow_pass() {
   lanes_[index_of(Tier::device)].forecast.follow(book_.current());
   time_updates();
   look_ahead_again(Tier::device);
-  advance();
+  is_settled_ = false;
 }
 
 void Policy::fail(std::exception_ptr error) {

@@ -137,8 +137,8 @@ class Policy {
   /// the device is that memory from now on, and no transfer brings it. It is an activation.
   void adopt(ChunkId chunk, Kind counted_as);
   /// A pass of the program begins, or goes on if its key is that of the pass that runs.
-  void begin_pass(ScheduleBook::Key key);
-  /// The program's step ends: the next pass is taken to be like the last.
+  void begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step);
+  /// The program's step ends: the next pass is taken to be like the one after such a step before.
   void step_mark();
   /// What will be wanted on the host, in this order; replaces what was announced before.
   void announce(std::vector<ChunkId> chunks);
@@ -266,7 +266,8 @@ class Policy {
   bool fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance,
                    TransferPriority priority = TransferPriority::prefetch);
   void look_ahead_again(Tier tier);
-  /// The pass that runs may be another than the device's forecast follows, or have begun anew.
+  /// The pass that runs may be another than the device's forecast follows, or have begun anew. Then there may be
+  /// something to do ahead.
   void follow_pass();
   /// The chunk's copy on the tier goes, or can be brought now: plans anew from its next use on.
   void plan_again(ChunkId id, Tier tier);
@@ -334,6 +335,9 @@ class Policy {
   std::optional<ChunkId> victim(Tier tier, std::optional<std::uint64_t> distance, bool limited) const;
   /// What the copies take that are written home and can be dropped then, and have a next use beyond `distance`.
   std::uint64_t being_cleaned(Tier tier, std::uint64_t distance) const;
+  /// Whether the program is done with the copy on the device in this pass, and at its end an update makes the chunk's
+  /// bytes anew, if it goes like the last: so that the copy spares nothing by staying.
+  bool is_made_anew_before_use(ChunkId id, Tier tier) const;
   /// Of an activation, as far as is known: it is not wanted again, and dies with what has read it.
   bool was_read_in_pass(ChunkId id) const;
   /// What the copies take that can be evicted now and have a next use beyond `distance`.

@@ -53,10 +53,15 @@ void Policy::begin_access(const ChunkAccess& access, bool in_schedule) {
     chunk.blank = false;
     supersede_others(access.chunk, access.tier);
   }
+  ScheduleBook::Progress progress = ScheduleBook::Progress::goes_on;
   if (in_schedule && access.tier == Tier::device) {
-    book_.record(access, budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)]);
+    progress = book_.record(access, budgets_[index_of(Tier::device)]->used() - chunk_bytes_[index_of(Tier::device)]);
   }
-  if (in_schedule && lanes_[index_of(access.tier)].forecast.schedule() != nullptr) {
+  if (progress != ScheduleBook::Progress::goes_on) {
+    follow_pass();
+  }
+  if (in_schedule && progress != ScheduleBook::Progress::is_over &&
+      lanes_[index_of(access.tier)].forecast.schedule() != nullptr) {
     follow(access);
   }
   lanes_[index_of(access.tier)].ahead_is_full = false;

@@ -185,6 +185,12 @@ bool Policy::was_read_in_pass(ChunkId id) const {
   return chunks_[id].info().kind == Kind::activation && forecast.schedule() != nullptr && !forecast.used_again(id);
 }
 
+bool Policy::is_made_anew_before_use(ChunkId id, Tier tier) const {
+  const Forecast& forecast = lanes_[index_of(Tier::device)].forecast;
+  return tier == Tier::device && forecast.schedule() != nullptr && forecast.schedule()->ends_with_step() &&
+         !forecast.used_again(id) && announced_.next_use(id, 0).has_value();
+}
+
 std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> distance, bool limited) const {
   std::optional<ChunkId> found;
   double least = 0;
@@ -201,7 +207,8 @@ std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> di
     if (distance && !clean && tier == Tier::device && was_read_in_pass(id)) {
       continue;
     }
-    const double worth = each_of(away) + (clean ? 0 : each_of(distance_of_write(id, tier)));
+    const double worth =
+        (is_made_anew_before_use(id, tier) ? 0 : each_of(away)) + (clean ? 0 : each_of(distance_of_write(id, tier)));
     const auto last_use = [&](ChunkId other) { return chunks_[other].at(tier).last_use; };
     const bool better =
         !found || worth < least ||

@@ -1,6 +1,7 @@
 #include "memory/schedule.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace terrace {
 namespace {
@@ -18,7 +19,8 @@ std::optional<std::size_t> first_from(const std::vector<std::size_t>& positions,
 
 }  // namespace
 
-Schedule::Schedule(std::vector<Entry> entries) : entries_(std::move(entries)) {
+Schedule::Schedule(std::vector<Entry> entries, bool ends_with_step)
+    : entries_(std::move(entries)), ends_with_step_(ends_with_step) {
   for (std::size_t position = 0; position < entries_.size(); ++position) {
     const ChunkId chunk = entries_[position].chunk;
     uses_.resize(std::max<std::size_t>(uses_.size(), std::size_t{chunk} + 1));
@@ -111,41 +113,135 @@ std::uint64_t Forecast::distance_of_write(ChunkId chunk) const {
   return position ? schedule_->size() + *position - cursor_ : never;
 }
 
-void ScheduleBook::begin_pass(Key key) {
-  if (key == key_) {
+std::list<ScheduleBook::Known>::iterator ScheduleBook::find(Key key) {
+  return std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.key == key; });
+}
+
+std::list<ScheduleBook::Known>::const_iterator ScheduleBook::find(Key key) const {
+  return std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.key == key; });
+}
+
+void ScheduleBook::begin_pass(Key key, End end) {
+  note_follower(key);
+  if (key != key_) {
+    // What came between a step and the pass that follows is of neither.
+    has_begun_ ? keep_recording(false) : forget_recording();
+    key_ = key;
+    if (const auto known = find(key); known != known_.end()) {
+      known_.splice(known_.begin(), known_, known);
+    }
+  }
+  end_ = end;
+  has_begun_ = true;
+}
+
+void ScheduleBook::end_step() {
+  keep_recording(true);
+  ended_step_ = key_;
+  const auto ended = find(key_);
+  key_ = ended == known_.end() ? key_ : ended->follower.value_or(key_);
+  end_ = End::step;
+  has_begun_ = false;
+}
+
+void ScheduleBook::note_follower(Key key) {
+  const auto step = ended_step_ ? find(*ended_step_) : known_.end();
+  ended_step_.reset();
+  if (step == known_.end()) {
     return;
   }
-  keep_recording();
-  key_ = key;
-  const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key; });
-  if (known != known_.end()) {
-    known_.splice(known_.begin(), known_, known);
+  const bool is_another = step->follower && step->follower != key;
+  if (!is_another || std::exchange(step->is_follower_in_doubt, true)) {
+    step->follower = key;
+    step->is_follower_in_doubt = false;
   }
 }
 
-void ScheduleBook::end_step() { keep_recording(); }
+ScheduleBook::Progress ScheduleBook::record_change(const ChunkAccess& access, std::uint64_t program_bytes) {
+  Progress progress = Progress::goes_on;
+  if (recording_.empty() || recording_.back().chunk != access.chunk) {
+    const bool begins_anew = end_ == End::repetition && !recording_.empty() &&
+                             recording_.front().chunk == access.chunk && (is_as_known() || has_repeated());
+    if (begins_anew || recording_.size() == most_entries) {
+      keep_recording(false);
+      progress = Progress::was_over;
+    }
+    add_entry(access, program_bytes);
+  } else {
+    add_to_last_entry(access, program_bytes);
+  }
+  if (end_ == End::repetition && is_as_known()) {
+    const Schedule& known = find(key_)->schedule;
+    if (recording_.back().accesses == known[known.size() - 1].accesses) {
+      keep_recording(false);
+      progress = Progress::is_over;
+    }
+  }
+  return progress;
+}
+
+void ScheduleBook::add_entry(const ChunkAccess& access, std::uint64_t program_bytes) {
+  const std::size_t position = recording_.size();
+  recording_.push_back({access.chunk, access.mode, program_bytes});
+  std::uint32_t border = position == 0 ? 0 : borders_.back();
+  while (border > 0 && recording_[border].chunk != access.chunk) {
+    border = borders_[border - 1];
+  }
+  borders_.push_back(position > 0 && recording_[border].chunk == access.chunk ? border + 1 : 0);
+  if (end_ == End::repetition && as_known_ == position) {
+    const auto known = find(key_);
+    const bool is_same =
+        known != known_.end() && position < known->schedule.size() && known->schedule[position].chunk == access.chunk;
+    as_known_ += is_same ? 1 : 0;
+  }
+}
+
+bool ScheduleBook::is_as_known() const {
+  const auto known = find(key_);
+  return known != known_.end() && !recording_.empty() && as_known_ == recording_.size() &&
+         as_known_ == known->schedule.size();
+}
 
 const Schedule* ScheduleBook::current() const {
-  const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
-  if (known != known_.end()) {
-    return &known->second;
+  if (const auto known = find(key_); known != known_.end()) {
+    return &known->schedule;
   }
-  return known_.empty() ? nullptr : &known_.front().second;
+  return known_.empty() ? nullptr : &known_.front().schedule;
 }
 
-void ScheduleBook::keep_recording() {
+void ScheduleBook::keep_recording(bool ends_with_step) {
   if (recording_.empty()) {
     return;
   }
-  const auto known = std::find_if(known_.begin(), known_.end(), [&](const auto& entry) { return entry.first == key_; });
+  const std::size_t period = recording_.size() - borders_.back();
+  const std::size_t times = recording_.size() / period;
+  const bool is_cut_short = recording_.size() == most_entries;
+  if (is_cut_short && times == 1) {
+    forget_recording();
+    return;
+  }
+  if (is_cut_short || (end_ == End::repetition && has_repeated())) {
+    // The latest is the most like what is to come.
+    const auto end = recording_.begin() + static_cast<std::ptrdiff_t>(times * period);
+    recording_ = std::vector(end - static_cast<std::ptrdiff_t>(period), end);
+  }
+  const auto known = find(key_);
   // Before the other goes, so that who follows that one can tell the two apart by their address.
-  known_.emplace_front(key_, Schedule(std::move(recording_)));
-  recording_.clear();
+  Known& fresh = known_.emplace_front(Known{.key = key_, .schedule = Schedule(std::move(recording_), ends_with_step)});
   if (known != known_.end()) {
+    fresh.follower = known->follower;
+    fresh.is_follower_in_doubt = known->is_follower_in_doubt;
     known_.erase(known);
   } else if (known_.size() > most_schedules) {
     known_.pop_back();
   }
+  forget_recording();
+}
+
+void ScheduleBook::forget_recording() {
+  recording_.clear();
+  borders_.clear();
+  as_known_ = 0;
 }
 
 }  // namespace terrace

@@ -2,8 +2,10 @@
 ///
 /// A pass is a stretch of the program that repeats: a training step, or an evaluation. Passes are told apart by a key
 /// that the caller gives when one begins (training or not, shapes of the input), and the last record of each of the
-/// latest few keys is kept. A cursor follows the program through the record of the pass that runs; where the program
-/// does something else the cursor stays until the two meet again.
+/// latest few keys is kept. A step ends by a mark, and is taken to be followed by what followed its like before, as a
+/// processor takes a branch (Smith, A Study of Branch Prediction Strategies, 1981). An evaluation has no mark: it is
+/// over when its accesses begin to repeat. A cursor follows the program through the record of the pass that runs; where
+/// the program does something else the cursor stays until the two meet again.
 ///
 /// Pure and not thread-safe: it belongs to the policy.
 #pragma once
@@ -33,9 +35,11 @@ class Schedule {
   };
 
   Schedule() = default;
-  explicit Schedule(std::vector<Entry> entries);
+  /// `ends_with_step`: what is updated is made anew at its end.
+  explicit Schedule(std::vector<Entry> entries, bool ends_with_step = false);
 
   std::size_t size() const noexcept { return entries_.size(); }
+  bool ends_with_step() const noexcept { return ends_with_step_; }
   const Entry& operator[](std::size_t position) const { return entries_[position]; }
   /// The first use of the chunk at or after `from`.
   std::optional<std::size_t> next_use(ChunkId chunk, std::size_t from) const;
@@ -48,6 +52,7 @@ class Schedule {
 
  private:
   std::vector<Entry> entries_;
+  bool ends_with_step_ = false;
   std::vector<std::vector<std::size_t>> uses_;    ///< by chunk
   std::vector<std::vector<std::size_t>> writes_;  ///< of those
   std::vector<std::uint64_t> block_peaks_;
@@ -100,20 +105,27 @@ class Forecast {
 class ScheduleBook {
  public:
   using Key = std::uint64_t;
+  /// What a pass ends with, if no other begins before.
+  enum class End : std::uint8_t { step, repetition };
+  /// What an access tells of the pass that runs: that it goes on, that it was over before this access, which is the
+  /// next one's first, or that it is over with it.
+  enum class Progress : std::uint8_t { goes_on, was_over, is_over };
+
+  /// A pass in which the chunk changes more often is not recorded whole. Where it repeats one stretch (micro-batches,
+  /// or a program that never ends a step), that stretch is taken for it; if not, nothing is known of it.
+  static constexpr std::size_t most_entries = 128 * 1024;
 
   /// Another pass begins, or the same goes on if its key is the same.
-  void begin_pass(Key key);
-  /// The step ends; until told otherwise the next pass is taken to be like this one.
+  void begin_pass(Key key, End end = End::step);
+  /// The step ends; until told otherwise the next pass is taken to be the one that followed such a one before.
   void end_step();
-  void record(const ChunkAccess& access, std::uint64_t program_bytes) {
-    if (recording_.empty() || recording_.back().chunk != access.chunk) {
-      recording_.push_back({access.chunk, access.mode, program_bytes});
-      return;
+  /// What `current` gave before is no more if the pass is over.
+  Progress record(const ChunkAccess& access, std::uint64_t program_bytes) {
+    if (end_ == End::step && !recording_.empty() && recording_.back().chunk == access.chunk) {
+      add_to_last_entry(access, program_bytes);  // as most are
+      return Progress::goes_on;
     }
-    Schedule::Entry& last = recording_.back();
-    last.program_bytes = std::max(last.program_bytes, program_bytes);
-    last.mode = std::max(last.mode, access.mode);
-    ++last.accesses;
+    return record_change(access, program_bytes);
   }
   /// The program's own tensors took this much since the last record.
   void note_program_bytes(std::uint64_t program_bytes) {
@@ -126,13 +138,44 @@ class ScheduleBook {
   const Schedule* current() const;
 
  private:
-  void keep_recording();
+  struct Known {
+    Key key = 0;
+    Schedule schedule;
+    std::optional<Key> follower{};      ///< of a step
+    bool is_follower_in_doubt = false;  ///< it was another one the last time
+  };
+
+  std::list<Known>::iterator find(Key key);
+  std::list<Known>::const_iterator find(Key key) const;
+  void note_follower(Key key);
+  void add_to_last_entry(const ChunkAccess& access, std::uint64_t program_bytes) {
+    Schedule::Entry& last = recording_.back();
+    last.program_bytes = std::max(last.program_bytes, program_bytes);
+    last.mode = std::max(last.mode, access.mode);
+    ++last.accesses;
+  }
+  Progress record_change(const ChunkAccess& access, std::uint64_t program_bytes);
+  void add_entry(const ChunkAccess& access, std::uint64_t program_bytes);
+  /// Whether the pass is what it was the last time, and so over: but for accesses in a row to the last chunk.
+  bool is_as_known() const;
+  /// Whether what is recorded is one stretch twice.
+  bool has_repeated() const { return !recording_.empty() && 2 * borders_.back() == recording_.size(); }
+  /// Keeps what is recorded, or of what repeats a stretch the last one.
+  void keep_recording(bool ends_with_step);
+  void forget_recording();
 
   static constexpr std::size_t most_schedules = 8;
 
-  std::list<std::pair<Key, Schedule>> known_;  // latest first; addresses are stable
+  std::list<Known> known_;  ///< latest first; addresses are stable
   Key key_ = 0;
+  End end_ = End::step;
+  bool has_begun_ = false;         ///< the pass that runs, rather than being taken for the next
+  std::optional<Key> ended_step_;  ///< of which the follower is not known yet
   std::vector<Schedule::Entry> recording_;
+  /// By entry, how many chunks at the beginning of the recording are the same as as many up to this entry, but for all
+  /// of them: the failure function of Knuth, Morris and Pratt (1977). By it a repetition is seen at once.
+  std::vector<std::uint32_t> borders_;
+  std::size_t as_known_ = 0;  ///< entries at the beginning of the recording that are those of the last time
 };
 
 }  // namespace terrace

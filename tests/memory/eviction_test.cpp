@@ -36,6 +36,57 @@ TEST(Eviction, takes_the_copy_whose_next_use_is_furthest_counted_around_the_end)
   (void)e;
 }
 
+TEST(Eviction, keeps_what_stays_as_it_is_rather_than_what_the_step_will_have_updated) {
+  World world(3, 16, 0, 1);
+  const auto chunks = world.chunks(4, host);
+  const auto [trained, frozen, other, last] = std::tuple(chunks[0], chunks[1], chunks[2], chunks[3]);
+  world.announce({trained});
+  // The trained one is used again sooner, but not as it is now.
+  const std::vector<ChunkAccess> accesses = reads({trained, frozen, other, last});
+  world.learn(accesses);
+  world.run();
+  world.pass(accesses);
+  EXPECT_EQ(world.state(trained, device), CopyState::absent);
+  EXPECT_EQ(world.state(frozen, device), CopyState::valid);
+}
+
+TEST(Eviction, a_gradient_takes_the_room_of_a_parameter_that_the_pass_is_done_with) {
+  constexpr int layers = 6;
+  World world(4, 32, 0, 2);
+  const auto parameters = world.chunks(layers, host);
+  std::vector<ChunkId> gradients;
+  std::vector<ChunkAccess> pass = reads(parameters);
+  for (int i = 0; i < layers; ++i) gradients.push_back(world.chunk(host, Kind::gradient));
+  for (int i = layers; i-- > 0;) {
+    pass.push_back({parameters[i], device, reading});
+    pass.push_back({gradients[i], device, writing});
+  }
+  const auto update = [&] {
+    for (const ChunkId parameter : parameters) world.set_update_queued(parameter, true);
+    world.step_mark();
+    for (int i = 0; i < layers; ++i) {
+      world.write(parameters[i], host);
+      world.set_update_queued(parameters[i], false);
+      world.discard(gradients[i]);
+    }
+    world.run();
+  };
+  world.announce(parameters);
+  update();
+  world.begin_pass(1);
+  world.pass(pass);
+  update();
+  for (std::size_t at = 0; at < pass.size(); ++at) {
+    world.run();
+    if (pass[at].mode == writing) {
+      EXPECT_EQ(world.state(pass[at].chunk, device), CopyState::valid) << "room was made and filled ahead";
+    }
+    const std::uint64_t stalls_before = world.stalls();
+    world.pass({pass[at]});
+    EXPECT_EQ(world.stalls(), stalls_before) << at << ": what is read was given up for a gradient";
+  }
+}
+
 TEST(Eviction, what_the_pass_is_done_with_is_written_home_before_its_room_is_needed) {
   World world(8, 16, 0, 1);
   const ChunkId gradient = world.chunk(host);

@@ -61,6 +61,48 @@ TEST(Prefetch, never_displaces_what_is_used_sooner) {
   EXPECT_EQ(world.state(chunks[2], device), CopyState::absent) << "there is room for two";
 }
 
+TEST(Prefetch, an_evaluation_that_goes_on_and_on_has_what_it_needs_from_the_third_time_on) {
+  World world(3, 16, 0, 2);
+  const auto chunks = world.chunks(6, host);
+  world.begin_pass(1, ScheduleBook::End::repetition);
+  const auto evaluate = [&] {
+    for (const ChunkAccess& access : reads(chunks)) {
+      world.run();  // computation takes as long as transfers
+      world.pass({access});
+    }
+    world.run();
+  };
+  for (int i = 0; i < 3; ++i) evaluate();
+  const std::uint64_t stalls_before = world.stalls();
+  EXPECT_GT(stalls_before, 0u);
+  for (int i = 0; i < 5; ++i) evaluate();
+  EXPECT_EQ(world.stalls(), stalls_before);
+}
+
+TEST(Prefetch, models_that_train_in_turn_have_what_they_need_once_they_have_done_so_twice) {
+  World world(3, 32, 0, 2);
+  const auto one = world.chunks(6, host);
+  const auto other = world.chunks(6, host);
+  const auto step = [&](ScheduleBook::Key key, const std::vector<ChunkId>& chunks) {
+    world.begin_pass(key);
+    for (const ChunkAccess& access : reads(chunks)) {
+      world.run();
+      world.pass({access});
+    }
+    world.step_mark();
+    world.run();
+  };
+  const auto both = [&] {
+    step(1, one);
+    step(2, other);
+  };
+  both();
+  both();
+  const std::uint64_t stalls_before = world.stalls();
+  both();
+  EXPECT_EQ(world.stalls(), stalls_before);
+}
+
 TEST(Prefetch, leaves_the_room_that_the_program_will_need_by_then) {
   World world(4, 16, 0, 8);
   const auto chunks = world.chunks(4, host);
@@ -79,6 +121,23 @@ TEST(Prefetch, leaves_the_room_that_the_program_will_need_by_then) {
   int there = 0;
   for (const ChunkId chunk : chunks) there += world.state(chunk, device) == CopyState::valid ? 1 : 0;
   EXPECT_EQ(there, 2) << "of 4MiB, 2MiB are the program's before the third is used";
+}
+
+TEST(Prefetch, what_left_for_a_tensor_comes_back_ahead_of_need_when_that_has_gone) {
+  World world(6, 16, 0, 4);
+  const auto chunks = world.chunks(6, host);
+  world.learn(reads(chunks));
+  world.run();
+  world.use(chunks[0], device, reading);
+  Call& tensor = world.allocate(4 * MiB);
+  world.run();
+  ASSERT_TRUE(tensor.granted());
+  EXPECT_EQ(world.state(chunks[4], device), CopyState::absent);
+  world.release(tensor);
+  world.use(chunks[1], device, reading);  // frees are not the policy's to see, and the next op comes soon
+  world.run();
+  for (std::size_t i = 1; i < chunks.size(); ++i) EXPECT_EQ(world.state(chunks[i], device), CopyState::valid) << i;
+  EXPECT_EQ(world.stalls(), 6u) << "as in the first pass";
 }
 
 TEST(Prefetch, who_needs_a_chunk_that_is_on_its_way_makes_it_urgent) {

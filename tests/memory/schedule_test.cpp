@@ -185,5 +185,126 @@ TEST(ScheduleBook, takes_a_pass_that_is_new_to_be_like_the_latest) {
   EXPECT_EQ((*book.current())[0].chunk, 5u);
 }
 
+void record_all(ScheduleBook& book, const std::vector<ChunkId>& chunks) {
+  for (const ChunkId chunk : chunks) book.record(read_of(chunk), 0);
+}
+
+std::vector<ChunkId> chunks_of(const Schedule* schedule) {
+  std::vector<ChunkId> chunks;
+  for (std::size_t i = 0; schedule != nullptr && i < schedule->size(); ++i) chunks.push_back((*schedule)[i].chunk);
+  return chunks;
+}
+
+using Progress = ScheduleBook::Progress;
+constexpr auto repetition = ScheduleBook::End::repetition;
+
+TEST(ScheduleBook, an_evaluation_is_over_when_it_begins_anew_and_later_with_its_last_access) {
+  ScheduleBook book;
+  book.begin_pass(1, repetition);
+  record_all(book, {1, 2, 1, 3, 1, 2, 1, 3});
+  EXPECT_EQ(book.current(), nullptr) << "the last chunk may be used some more";
+  EXPECT_EQ(book.record(read_of(1), 0), Progress::was_over);
+  EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1, 2, 1, 3}));
+  EXPECT_FALSE(book.current()->ends_with_step());
+  for (int i = 0; i < 3; ++i) {
+    if (i > 0) {
+      EXPECT_EQ(book.record(read_of(1), 0), Progress::goes_on);
+    }
+    EXPECT_EQ(book.record(read_of(2), 0), Progress::goes_on);
+    EXPECT_EQ(book.record(read_of(1), 0), Progress::goes_on);
+    EXPECT_EQ(book.record(read_of(3), 0), Progress::is_over);
+  }
+}
+
+TEST(ScheduleBook, an_evaluation_whose_last_chunk_is_its_first_is_told_from_the_next) {
+  ScheduleBook book;
+  book.begin_pass(1, repetition);
+  record_all(book, {1, 2, 3, 1, /* the next */ 1, 2, 3, 1});
+  EXPECT_EQ(book.record(read_of(1), 0), Progress::goes_on) << "as much of it as before";
+  EXPECT_EQ(book.record(read_of(2), 0), Progress::goes_on);
+  EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1, 2, 3}));
+}
+
+TEST(ScheduleBook, an_evaluation_that_is_another_once_is_followed_again_afterwards) {
+  ScheduleBook book;
+  book.begin_pass(1, repetition);
+  record_all(book, {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4});
+  record_all(book, {1, 3, 4});  // a layer is left out
+  record_all(book, {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4});
+  EXPECT_EQ(book.current()->size() % 4, 0u);
+  EXPECT_EQ(chunks_of(book.current()).size(), 4u);
+}
+
+TEST(ScheduleBook, micro_batches_that_are_alike_are_one_pass_until_the_step) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  for (int i = 0; i < 5; ++i) record_all(book, {1, 2, 3});
+  book.end_step();
+  EXPECT_EQ(book.current()->size(), 15u);
+  EXPECT_TRUE(book.current()->ends_with_step());
+}
+
+TEST(ScheduleBook, a_program_that_never_ends_a_step_is_known_by_the_stretch_that_it_repeats) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  std::size_t recorded = 0;
+  for (; recorded <= ScheduleBook::most_entries; recorded += 5) record_all(book, {1, 2, 1, 3, 4});
+  const std::vector<ChunkId> chunks = chunks_of(book.current());
+  ASSERT_EQ(chunks.size(), 5u);
+  EXPECT_EQ(std::count(chunks.begin(), chunks.end(), 1), 2);
+}
+
+TEST(ScheduleBook, of_a_pass_that_never_ends_and_never_repeats_nothing_is_kept) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  for (std::size_t i = 0; i < 3 * ScheduleBook::most_entries; ++i) {
+    book.record(read_of(static_cast<ChunkId>(i % (2 * ScheduleBook::most_entries))), 0);
+  }
+  EXPECT_EQ(book.current(), nullptr);
+}
+
+TEST(ScheduleBook, takes_models_that_train_in_turn_to_do_so_again) {
+  ScheduleBook book;
+  const auto step = [&](ScheduleBook::Key key) {
+    book.begin_pass(key);
+    record_all(book, {static_cast<ChunkId>(key)});
+    book.end_step();
+  };
+  for (const ScheduleBook::Key key : {1, 2, 1, 2, 1}) step(key);
+  EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{2}));
+  step(2);
+  EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1}));
+}
+
+TEST(ScheduleBook, what_follows_a_step_once_is_not_taken_to_follow_the_next) {
+  ScheduleBook book;
+  const auto step = [&] {
+    book.begin_pass(1);
+    record_all(book, {1});
+    book.end_step();
+  };
+  for (int i = 0; i < 3; ++i) step();
+  for (int i = 0; i < 2; ++i) {
+    book.begin_pass(2, repetition);  // as some evaluate every few steps
+    record_all(book, {2});
+    for (int j = 0; j < 3; ++j) {
+      step();
+      EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1}));
+    }
+  }
+}
+
+TEST(ScheduleBook, what_comes_between_a_step_and_a_pass_is_of_neither) {
+  ScheduleBook book;
+  book.begin_pass(1);
+  record_all(book, {1, 2, 3});
+  book.end_step();
+  record_all(book, {9});
+  book.begin_pass(2);
+  record_all(book, {4});
+  book.begin_pass(1);
+  EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1, 2, 3}));
+}
+
 }  // namespace
 }  // namespace terrace

@@ -169,8 +169,8 @@ class SimulatedDriver {
     policy_.step_mark();
     after_event();
   }
-  void begin_pass(ScheduleBook::Key key) {
-    policy_.begin_pass(key);
+  void begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step) {
+    policy_.begin_pass(key, end);
     after_event();
   }
   void announce(std::vector<ChunkId> chunks) {
