@@ -63,8 +63,8 @@ std::uint64_t whole_chunk(std::uint64_t bytes) {
 /// Enough that what goes between device and NVMe has its share of a drive whose queue is full of what goes between NVMe
 /// and host; no more than may be with the drive.
 std::size_t staging_blocks_each_way(const MemoryPlan& plan) {
-  constexpr std::uint64_t enough_bytes = std::uint64_t{8} << 20U;
-  constexpr std::uint64_t of_host = 128;  // no more than one part of so many of it
+  constexpr std::uint64_t enough_bytes = std::uint64_t{16} << 20U;
+  constexpr std::uint64_t of_host = 64;  // no more than one part of so many of it
   const std::uint64_t blocks = std::min(enough_bytes, plan.host_bytes / of_host) / plan.granule_bytes;
   return std::max(TransferService::staging_blocks_each_way,
                   std::min(static_cast<std::size_t>(blocks), plan.nvme_depth));

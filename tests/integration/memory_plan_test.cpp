@@ -93,9 +93,9 @@ TEST_F(MemoryPlanTest, goes_by_no_measurement_of_the_page_cache) {
 TEST_F(MemoryPlanTest, stages_as_much_as_keeps_up_with_a_full_queue_where_that_is_little_of_the_host) {
   config_.placement.chunk = 4 * kMiB;
   config_.host.memory = 4096 * kMiB;
-  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, 8 * kMiB);
+  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, 16 * kMiB);
   config_.host.memory = 512 * kMiB;
-  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, 4 * kMiB);
+  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, 8 * kMiB);
   config_.host.memory = 16 * kMiB;
   EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way);
   config_.placement.chunk = 32 * kMiB;

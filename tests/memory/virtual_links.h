@@ -1,8 +1,9 @@
 /// The links between the tiers, in virtual time.
 ///
 /// A transfer is a run of blocks. Each link between device and host carries one block at a time. The drive serves the
-/// blocks of reads and of writes in the order in which they came to it, one after the other, and holds so many of each
-/// at once as its queue is deep: a block waits for all that were there before, whatever they are for. Between device
+/// blocks of reads and of writes in the order in which they came to it, one after the other, answers each some time
+/// after that, and holds so many of each at once as its queue is deep: a block waits for all that were there before,
+/// whatever they are for. Between device
 /// and NVMe a block crosses two links, and takes one of few staging blocks from the beginning of the first to the end
 /// of the second. A link that is free takes the next block of its most urgent transfer, of those the oldest.
 ///
@@ -39,6 +40,7 @@ class VirtualLinks {
     double link_bytes_per_second = 0;   ///< between device and host, each way
     double drive_bytes_per_second = 0;  ///< reads and writes together
     std::size_t drive_depth = 64;       ///< blocks with the drive at once, each way
+    double drive_latency_seconds = 0;   ///< from when a block was served to its answer
     std::size_t staging_blocks_each_way = 16;
   };
 
@@ -160,7 +162,7 @@ class VirtualLinks {
     ++best.movement->legs[best.leg].begun;
     if (is_of_drive(link)) {
       drive_free_ = std::max(now, drive_free_) + drive_block_time_;
-      best.end = drive_free_;
+      best.end = drive_free_ + virtual_seconds(options_.drive_latency_seconds);
     } else {
       best.end = now + link_block_time_;
     }

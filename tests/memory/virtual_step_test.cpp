@@ -154,6 +154,30 @@ TEST(VirtualStep, takes_longer_where_few_blocks_can_wait_for_the_drive) {
   EXPECT_GT(times_its_floor(step), 1.06);
 }
 
+/// A step of a second on a drive that answers 8 ms late.
+VirtualStep::Options step_on_late_drive(int micro_batches) {
+  VirtualStep::Options step = step_of(Bound::nvme, micro_batches == 1 ? 1 : 0, micro_batches);
+  step.links.drive_latency_seconds = 0.008;
+  step.links.drive_depth = 128;
+  step.links.staging_blocks_each_way = 80;
+  return step;
+}
+
+/// Why the queues of a drive are as deep as they are, and staging as large: see NvmeWorker and memory_plan.cpp.
+TEST(VirtualStep, takes_little_longer_on_a_drive_that_answers_late) {
+  EXPECT_LE(times_its_floor(step_on_late_drive(1)), 1.08);
+  EXPECT_LE(times_its_floor(step_on_late_drive(4)), 1.15);
+}
+
+TEST(VirtualStep, takes_longer_on_a_drive_that_answers_late_with_half_the_queue_and_staging) {
+  for (const int micro_batches : {1, 4}) {
+    VirtualStep::Options step = step_on_late_drive(micro_batches);
+    step.links.drive_depth /= 2;
+    step.links.staging_blocks_each_way /= 2;
+    EXPECT_GT(times_its_floor(step), micro_batches == 1 ? 1.12 : 1.5);
+  }
+}
+
 TEST(VirtualStep, takes_much_longer_where_nothing_is_brought_ahead_of_need) {
   for (const double nvme_share : {0, 1}) {
     VirtualStep::Options step = step_of(Bound::all, nvme_share);
