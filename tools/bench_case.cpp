@@ -47,6 +47,25 @@ bool is_as_defined(Bound bound, const Terms& terms) {
   return bounding >= kBoundMargin * next && comparable >= 2;
 }
 
+std::optional<double> BenchCase::bytes_ratio() const {
+  const auto sum = [](const LinkBytes& bytes) { return std::accumulate(bytes.begin(), bytes.end(), 0.0); };
+  const double necessary = sum(necessary_bytes);
+  return necessary > 0 ? std::optional(sum(bytes_moved) / necessary) : std::nullopt;
+}
+
+void BenchCase::judge_also(std::string_view figure, const Interval& value, const Target& figure_target) {
+  const Verdict judged = judge(value, figure_target);
+  also_judged.push_back({figure, value, figure_target, judged == Verdict::undecided ? Verdict::missed : judged});
+}
+
+std::optional<double> median_ratio(const std::vector<BenchCase>& cases) {
+  std::vector<double> ratios;
+  for (const BenchCase& each : cases) {
+    if (each.target && !each.retained) ratios.push_back(each.ratio.median);
+  }
+  return ratios.empty() ? std::nullopt : std::optional(median_of(ratios));
+}
+
 void StepTraffic::add(const MemoryUsage& before, const MemoryUsage& after, int steps) {
   for (const Link link : all_links) {
     for (const Kind kind : all_kinds) {

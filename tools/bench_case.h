@@ -46,6 +46,14 @@ bool is_as_defined(Bound bound, const Terms& terms);
 using LinkBytes = std::array<double, link_count>;
 using KindBytes = std::array<std::array<double, kind_count>, link_count>;
 
+/// A figure that is held to a target besides the one that decides how many pairs are run.
+struct JudgedFigure {
+  std::string_view figure;
+  Interval value;
+  Target target;
+  Verdict verdict = Verdict::none;  ///< never undecided: that is missed
+};
+
 struct BenchCase {
   std::string name;
   std::string setting;  ///< in words
@@ -67,7 +75,16 @@ struct BenchCase {
   std::size_t pairs = 0;
   std::optional<Target> target;  ///< of `retained` where there is one, otherwise of `ratio`
   Verdict verdict = Verdict::none;
+  std::vector<JudgedFigure> also_judged;
+
+  /// What all links moved over what is necessary on all of them; nothing where that is none.
+  std::optional<double> bytes_ratio() const;
+  void judge_also(std::string_view figure, const Interval& value, const Target& target);
 };
+
+/// The median of the cases' ratios to the floor, of those that are held to a target by it; nothing where there are
+/// none.
+std::optional<double> median_ratio(const std::vector<BenchCase>& cases);
 
 /// What steps between two snapshots moved and waited for.
 class StepTraffic {

@@ -1,5 +1,6 @@
 #include "tools/bench_report.h"
 
+#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -24,13 +25,18 @@ std::string with_interval(const Interval& interval) {
   return formatted("%.3f [%.3f, %.3f]", interval.median, interval.low, interval.high);
 }
 
+std::string judged(std::string_view figure, const Target& target, Verdict verdict) {
+  return std::string(figure) + formatted(" %s %.2f: %s",
+                                         target.sense == Target::Sense::at_most ? "<=" : ">=", target.value,
+                                         name_of(verdict));
+}
+
+/// That the target of the case is for.
+std::string_view figure_of(const BenchCase& result) { return result.retained ? "retained" : "ratio"; }
+
 std::string verdict_of(const BenchCase& result) {
-  std::string text = "-";
-  if (result.target) {
-    const bool at_most = result.target->sense == Target::Sense::at_most;
-    text =
-        formatted("%s %.2f: %s", at_most ? "ratio <=" : "retained >=", result.target->value, name_of(result.verdict));
-  }
+  std::string text = result.target ? judged(figure_of(result), *result.target, result.verdict) : "-";
+  for (const JudgedFigure& also : result.also_judged) text += ", " + judged(also.figure, also.target, also.verdict);
   return result.as_defined == false ? text + ", not as defined" : text;
 }
 
@@ -66,12 +72,15 @@ std::string terms_table(const std::vector<BenchCase>& cases) {
 std::string traffic_table(const std::vector<BenchCase>& cases) {
   Rows rows{{"MB a step: moved / necessary"}};
   for (const Link link : all_links) rows[0].emplace_back(name_of(link));
+  rows[0].emplace_back("ratio of all");
   for (const BenchCase& result : cases) {
     rows.push_back({result.name});
     for (const Link link : all_links) {
       rows.back().push_back(formatted("%.1f / %.1f", result.bytes_moved[index_of(link)] / 1e6,
                                       result.necessary_bytes[index_of(link)] / 1e6));
     }
+    const std::optional<double> ratio = result.bytes_ratio();
+    rows.back().push_back(ratio ? formatted("%.3f", *ratio) : "-");
   }
   return format_table(rows);
 }
@@ -93,6 +102,12 @@ std::string kinds_table(const std::vector<BenchCase>& cases) {
     }
   }
   return format_table(rows);
+}
+
+Json target_json(std::string_view figure, const Target& target) {
+  return {{"figure", figure},
+          {"sense", target.sense == Target::Sense::at_most ? "at most" : "at least"},
+          {"value", target.value}};
 }
 
 Json case_json(const BenchCase& result) {
@@ -119,16 +134,18 @@ Json case_json(const BenchCase& result) {
     }
     json["necessary_bytes"][name_of(link)] = result.necessary_bytes[index_of(link)];
   }
+  if (const auto ratio = result.bytes_ratio()) json["bytes_ratio"] = *ratio;
   json["stall_seconds"] = result.stall_seconds;
   json["demand_fetches"] = result.demand_fetches;
   json["pairs"] = result.pairs;
-  if (result.target) {
-    const bool at_most = result.target->sense == Target::Sense::at_most;
-    json["target"] = {{"figure", at_most ? "ratio" : "retained"},
-                      {"sense", at_most ? "at most" : "at least"},
-                      {"value", result.target->value}};
-  }
+  if (result.target) json["target"] = target_json(figure_of(result), *result.target);
   json["verdict"] = name_of(result.verdict);
+  json["also_judged"] = Json::array();
+  for (const JudgedFigure& also : result.also_judged) {
+    json["also_judged"].push_back({{"value", interval_json(also.value)},
+                                   {"target", target_json(also.figure, also.target)},
+                                   {"verdict", name_of(also.verdict)}});
+  }
   return json;
 }
 
@@ -151,13 +168,18 @@ std::string to_text(const std::vector<BenchCase>& cases) {
   std::string text =
       summary_table(cases) + "\n" + terms_table(cases) + "\n" + traffic_table(cases) + "\n" + kinds_table(cases) + "\n";
   for (const BenchCase& result : cases) text += result.name + ": " + result.setting + "\n";
+  if (const auto median = median_ratio(cases)) {
+    text += formatted("median of the ratios to the floor of stand-ins: %.3f\n", *median);
+  }
   return text;
 }
 
 std::string to_json(const std::vector<BenchCase>& cases, int threads) {
   std::vector<Json> all;
   for (const BenchCase& result : cases) all.push_back(case_json(result));
-  return bench_json(kVersion, threads, Json::object(), all);
+  Json common = Json::object();
+  if (const auto median = median_ratio(cases)) common["median_ratio"] = *median;
+  return bench_json(kVersion, threads, common, all);
 }
 
 }  // namespace terrace

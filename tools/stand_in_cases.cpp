@@ -26,6 +26,7 @@ namespace terrace {
 namespace {
 
 constexpr Target kTarget{Target::Sense::at_most, 1.15};
+constexpr Target kBytesTarget{Target::Sense::at_most, 1.05};
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 40 * kMiB;
 constexpr double kGradientChunk = 4 * kMiB;  // beside the parameters over a turn: what is written there
@@ -345,6 +346,8 @@ std::optional<BenchCase> measure(const std::vector<RecordedUse>& uses, const Set
   result.pairs = comparison.ratios.size();
   result.target = kTarget;
   result.verdict = comparison.verdict;
+  const double bytes = result.bytes_ratio().value();
+  result.judge_also("bytes", {bytes, bytes, bytes}, kBytesTarget);
   return result;
 }
 

@@ -1,5 +1,9 @@
 #include "tools/bench_case.h"
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tools/bench_report.h"
@@ -41,6 +45,40 @@ TEST(BenchCase, takes_the_median_of_each_term_and_the_largest_as_floor) {
   EXPECT_EQ(median[Term::nvme], 2);
   EXPECT_EQ(median.largest(), Term::host_to_device);
   EXPECT_EQ(median.floor_seconds(), 5);
+}
+
+TEST(BenchCase, sets_the_bytes_of_all_links_against_what_is_necessary_on_all) {
+  BenchCase of;
+  EXPECT_EQ(of.bytes_ratio(), std::nullopt) << "nothing is necessary";
+  of.necessary_bytes = {10, 20, 30, 40};
+  of.bytes_moved = {12, 20, 33, 40};
+  ASSERT_TRUE(of.bytes_ratio());
+  EXPECT_DOUBLE_EQ(*of.bytes_ratio(), 1.05);
+}
+
+TEST(BenchCase, is_judged_by_further_figures_of_which_none_stays_undecided) {
+  BenchCase of;
+  const Target target{Target::Sense::at_most, 1.05};
+  of.judge_also("bytes", {1.06, 1.06, 1.06}, target);
+  of.judge_also("bytes", {1.08, 1.08, 1.08}, target);
+  of.judge_also("wide", {1.00, 1.06, 1.2}, target);
+  ASSERT_EQ(of.also_judged.size(), 3u);
+  EXPECT_EQ(of.also_judged[0].verdict, Verdict::met) << "within the two points that a figure may vary by";
+  EXPECT_EQ(of.also_judged[1].verdict, Verdict::missed);
+  EXPECT_EQ(of.also_judged[2].verdict, Verdict::missed);
+  const std::string json = to_json({of}, 1);
+  EXPECT_NE(json.find("\"figure\": \"bytes\""), std::string::npos) << json;
+}
+
+TEST(BenchCase, of_several_has_the_median_of_those_held_to_a_ratio) {
+  std::vector<BenchCase> cases(4);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    cases[i].ratio.median = 1.0 + static_cast<double>(i);
+    cases[i].target = Target{Target::Sense::at_most, 1.15};
+  }
+  cases[3].retained = Interval{1, 1, 1};  // plain LibTorch is what it is held to
+  EXPECT_EQ(median_ratio(cases), 2.0);
+  EXPECT_EQ(median_ratio({cases[3]}), std::nullopt);
 }
 
 TEST(BenchCase, reports_traffic_as_means_of_a_step) {

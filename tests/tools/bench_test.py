@@ -10,7 +10,8 @@ import unittest
 TERRACE = os.environ.get("TERRACE_BIN", "")
 FIELDS = [
     "name", "seconds", "floor_seconds", "ratio", "bound_by", "terms", "as_defined", "bytes_moved", "necessary_bytes",
-    "pairs", "target", "verdict",
+    "bytes_moved_by_kind", "bytes_ratio", "setting", "stall_seconds", "demand_fetches", "pairs", "target", "verdict",
+    "also_judged",
 ]
 LINKS = ["nvme→host", "host→nvme", "host→device", "device→host"]
 
@@ -228,6 +229,13 @@ class BenchTest(unittest.TestCase):
             self.assertGreater(case["bytes_moved"][link], 0)
         self.assertGreaterEqual(case["phased_floor_seconds"], case["floor_seconds"])
         self.assertIn(case["verdict"], ["met", "missed"])
+        (bytes_moved,) = case["also_judged"]
+        self.assertEqual(bytes_moved["target"], {"figure": "bytes", "sense": "at most", "value": 1.05})
+        self.assertEqual(bytes_moved["value"]["median"], case["bytes_ratio"])
+        self.assertAlmostEqual(
+            case["bytes_ratio"], sum(case["bytes_moved"].values()) / sum(case["necessary_bytes"].values()), places=6
+        )
+        self.assertEqual(report["median_ratio"], case["ratio"]["median"])
 
 
 if __name__ == "__main__":
