@@ -1,6 +1,7 @@
 /// Several threads, random events, real bytes: each thread checks what it finds under its pins against what was written
-/// there last, while drives fail now and then and the room that there is for chunks changes. TERRACE_TEST_SEED repeats
-/// the choices, not their interleaving; TERRACE_TEST_EVENTS says how many of them the longest of the tests has.
+/// there last, while drives fail now and then, the room that there is for chunks changes, chunks are removed and others
+/// added, and what is said of the future is often wrong. TERRACE_TEST_SEED repeats the choices, not their interleaving;
+/// TERRACE_TEST_EVENTS says how many of them the longest of the tests has.
 
 #include <algorithm>
 #include <array>
@@ -43,8 +44,11 @@ constexpr std::uint64_t other_use_at_most = 64 * 1024;  ///< of the host, by one
 struct TestChunk {
   ChunkId id = 0;
   std::uint64_t bytes = 0;
+  Kind kind = Kind::parameter;
+  Tier home = Tier::host;
   std::uint64_t stamp = 0;  ///< of the last writing
   bool dead = false;        ///< discarded since
+  bool removed = false;     ///< for good: there was no room for another in its place
   std::mutex* in_use = nullptr;
   bool read_only = false;
 };
@@ -100,7 +104,46 @@ class Worker {
     if (choice < 96) return !tensors_.empty() && free_tensor(below(tensors_.size()));
     if (choice < 97) return discard();
     if (choice < 99) return use_host_otherwise(below(other_use_at_most));
-    world_.stream.step_mark();
+    switch (below(8)) {
+      case 0: {
+        std::vector<ChunkId> announced;
+        for (const TestChunk* chunk : chunks_) announced.push_back(chunk->id);
+        world_.stream.announce(std::move(announced));
+        return true;
+      }
+      case 1:
+        world_.stream.begin_pass(below(3), below(2) == 0 ? ScheduleBook::End::step : ScheduleBook::End::repetition);
+        return true;
+      case 2: {
+        const ChunkId some = chunks_[below(chunks_.size())]->id;
+        world_.stream.set_update_queued({&some, 1}, below(2) == 0);
+        return true;
+      }
+      case 3:
+        return replace();
+      default:
+        world_.stream.step_mark();
+        return true;
+    }
+  }
+
+  /// A chunk that no other thread knows goes, and another comes.
+  bool replace() {
+    const std::size_t position = below(chunks_.size());
+    TestChunk& chunk = *chunks_[position];
+    if (chunk.read_only || chunk.in_use != nullptr || held(&chunk)) return false;
+    world_.stream.remove_chunk(chunk.id);
+    try {
+      chunk.id = world_.stream.add_chunk(chunk.kind, static_cast<std::uint32_t>(chunk.id), chunk.bytes, chunk.home,
+                                         {.in_place_of = chunk.id});
+      chunk.stamp = 0;
+      chunk.dead = false;
+    } catch (const OutOfMemory& error) {
+      ++refused_;
+      last_refusal_ = error.what();
+      chunk.removed = true;
+      chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(position));
+    }
     return true;
   }
 
@@ -229,7 +272,7 @@ class Worker {
   StreamWorld& world_;
   const std::uint64_t number_;
   std::mt19937_64 random_;
-  const std::vector<TestChunk*> chunks_;
+  std::vector<TestChunk*> chunks_;
   std::vector<Hold> holds_;
   std::vector<Tensor> tensors_;
   std::uint64_t other_use_ = 0;
@@ -319,7 +362,9 @@ Outcome run_threads(const Setting& setting, std::uint64_t seed) {
   for (std::size_t i = 0; i < all_chunks; ++i) {
     TestChunk& chunk = chunks[i];
     chunk.bytes = chunk_sizes[i % 4];
-    chunk.id = world.stream.add_chunk(kinds[i % kinds.size()], static_cast<std::uint32_t>(i), chunk.bytes, home_of(i));
+    chunk.kind = kinds[i % kinds.size()];
+    chunk.home = home_of(i);
+    chunk.id = world.stream.add_chunk(chunk.kind, static_cast<std::uint32_t>(i), chunk.bytes, chunk.home);
     if (i < threads * private_chunks) {
       known[i % threads].push_back(&chunk);
       continue;
@@ -345,6 +390,7 @@ Outcome run_threads(const Setting& setting, std::uint64_t seed) {
 
   world.check_invariants();
   for (const TestChunk& chunk : chunks) {
+    if (chunk.removed) continue;
     const Pin pin = acquire_once_healed(world, chunk.id);
     EXPECT_TRUE(chunk.dead || holds_pattern(pin, 0, Tier::host, chunk.bytes, chunk.stamp)) << "chunk " << chunk.id;
   }
