@@ -233,10 +233,13 @@ void Policy::free_more_ahead(Tier tier, std::size_t end) {
   const std::size_t planned = lanes_[index_of(tier)].planned;
   const Schedule& schedule = *lanes_[index_of(tier)].forecast.schedule();
   Rooms rooms;
+  std::vector<ChunkId> counted;
   std::size_t more = std::min(prefetch_depth_, evictions_ahead);
   for (std::size_t position = planned; position < std::min(end, planned + entries_looked_at) && more > 0; ++position) {
     const ChunkId id = schedule[position % schedule.size()].chunk;
-    if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent) {
+    if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent &&
+        std::find(counted.begin(), counted.end(), id) == counted.end()) {
+      counted.push_back(id);
       rooms += rooms_of(chunks_[id].info(), tier);
       if (make_room_ahead(rooms, tier, position, distance_of_position(position, tier)) == Room::none) {
         return;

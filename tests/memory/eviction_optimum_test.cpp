@@ -1,179 +1,131 @@
-/// How near eviction on demand comes to the offline optimum, in transfers, over random passes that repeat. Nothing is
-/// done ahead of need, which trades transfers for time.
+/// How near eviction on demand comes to the offline optimum, in transfers to and from the device, over random passes
+/// that repeat, and why it misses it where it does. Nothing is done ahead of need: see ahead_optimum_test.cpp for that.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <iostream>
-#include <random>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include <gtest/gtest.h>
 
-#include "memory/policy.h"
-#include "tests/memory/offline_optimum.h"
+#include "tests/memory/eviction_replay.h"
+#include "tests/memory/lost_transfers.h"
 #include "tests/memory/seed.h"
-#include "tests/memory/simulated_driver.h"
 
 namespace terrace {
 namespace {
 
 constexpr int kPasses = 3;
+constexpr std::size_t kOnDemand = 0;
 
-using Pass = std::vector<OfflineAccess>;
+/// Transfers over many settings, and the fewest.
+struct Sum {
+  double transfers = 0;
+  double fewest = 0;
 
-struct Setting {
-  std::size_t chunks;
-  int room;
-  Pass pass;
+  void add(std::size_t counted, std::size_t least) {
+    transfers += static_cast<double>(counted);
+    fewest += static_cast<double>(least);
+  }
+  double ratio() const { return transfers / fewest; }
 };
 
-/// The policy, with so much room on the device and chunks at home on the host. Nothing is done ahead of need, so that
-/// what is transferred is what eviction costs.
-class Replay {
+/// The policy against the optimum over many settings. The optimum knows where the passes that are looked at end, and
+/// the policy goes on; so it is taken to leave either what the policy leaves, for which both have paid, or no dirty
+/// copy, while the policy pays for those that it leaves. Every transfer that is lost against the first is explained.
+class Comparison {
  public:
-  explicit Replay(const Setting& setting)
-      : setting_(setting), driver_({static_cast<std::uint64_t>(setting.room), 2 * setting.chunks, 0}) {
-    for (std::size_t i = 0; i < setting.chunks; ++i) {
-      driver_.add_chunk({.kind = Kind::parameter,
-                         .index = static_cast<std::uint32_t>(i),
-                         .bytes = 1,
-                         .home = Tier::host,
-                         .room_bytes = {1, 1, 1}});
-      driver_.write(static_cast<ChunkId>(i), Tier::host);
+  void add(const EvictionSetting& setting) {
+    const EvictionReplay replay(setting, kPasses, kOnDemand);
+    const auto begin = OfflineOptimum::state_of(replay.begin());
+    safe_.add(replay.transfers(OfflineEnd::safe), replay.optimum(OfflineEnd::safe).fewest_from(0, begin));
+    OfflineOptimum optimum = replay.optimum(OfflineEnd::alike);
+    const std::size_t transfers = replay.transfers(OfflineEnd::alike);
+    const std::size_t fewest = optimum.fewest_from(0, begin);
+    ASSERT_GE(transfers, fewest) << describe(setting);
+    alike_.add(transfers, fewest);
+    const LostTransfers lost(setting, replay, optimum);
+    ASSERT_EQ(lost.total(), transfers - fewest) << describe(setting);
+    ASSERT_EQ(lost.by(LossReason::fault), 0u) << name_of(LossReason::fault) << ": " << describe(setting);
+    if (20 * transfers <= 21 * fewest) return;
+    ++outliers_;
+    once_a_pass_ += lost.total() <= kPasses ? 1 : 0;
+    for (std::size_t reason = 0; reason < loss_reason_count; ++reason) {
+      of_outliers_[reason] += lost.by(static_cast<LossReason>(reason));
     }
-    driver_.begin_pass(1);
-    pass();
-    pass();
-    begin_ = copies();
-    driver_.take_actions();
-    for (int i = 0; i < kPasses; ++i) pass();
-    const std::vector<Action> actions = driver_.take_actions();
-    transfers_ = static_cast<std::size_t>(std::count_if(
-        actions.begin(), actions.end(), [](const Action& action) { return action.what == Action::What::move; }));
-    end_ = copies();
+    furthest_ = std::max(furthest_, static_cast<double>(transfers) / static_cast<double>(fewest));
   }
 
-  std::size_t transfers() const { return transfers_; }
-
-  std::size_t fewest() const {
-    const auto found = fewest_transfers(sequence(), setting_.room, begin_, end_);
-    if (!found) throw std::logic_error("the policy has given up room that nothing was brought into");
-    return *found;
-  }
-  double bound() const { return least_transfers(sequence(), setting_.room, begin_, end_); }
-
- private:
-  void pass() {
-    for (const auto& [chunk, writes] : setting_.pass) {
-      driver_.use(static_cast<ChunkId>(chunk), Tier::device, writes ? Access::write : Access::read);
+  void expect_at_most(double ratio) const {
+    std::cout << alike_.ratio() << " of the optimum that ends alike, " << safe_.ratio() << " of that with all at home\n"
+              << outliers_ << " are more than 5 percent off, the furthest " << furthest_ << "; " << once_a_pass_
+              << " of them by no more than a transfer a pass. What they lost, by reason:\n";
+    for (std::size_t reason = 0; reason < loss_reason_count; ++reason) {
+      std::cout << "  " << of_outliers_[reason] << ": " << name_of(static_cast<LossReason>(reason)) << "\n";
     }
-    driver_.step_mark();
-  }
-
-  OfflineCopies copies() const {
-    OfflineCopies copies;
-    for (ChunkId id = 0; id < setting_.chunks; ++id) {
-      const bool is_there = driver_.state(id, Tier::device) == CopyState::valid;
-      copies.resident.push_back(is_there);
-      copies.dirty.push_back(is_there && driver_.state(id, Tier::host) != CopyState::valid);
-    }
-    return copies;
-  }
-
-  std::vector<OfflineAccess> sequence() const {
-    std::vector<OfflineAccess> all;
-    for (int i = 0; i < kPasses; ++i) all.insert(all.end(), setting_.pass.begin(), setting_.pass.end());
-    return all;
-  }
-
-  const Setting& setting_;
-  SimulatedDriver driver_;
-  OfflineCopies begin_, end_;
-  std::size_t transfers_ = 0;
-};
-
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : source_(seed) {}
-
-  std::size_t from_to(std::size_t least, std::size_t most) {
-    return std::uniform_int_distribution<std::size_t>(least, most)(source_);
-  }
-
-  /// Any chunks in any order, or, as in training, there and back again.
-  Setting setting(std::size_t fewest_chunks, std::size_t most_chunks, std::size_t most_writes_percent) {
-    Setting setting{.chunks = from_to(fewest_chunks, most_chunks), .room = 0, .pass = {}};
-    setting.room = static_cast<int>(from_to(2, setting.chunks - 1));
-    const std::size_t writes_percent = from_to(0, most_writes_percent);
-    const auto add = [&](std::size_t chunk) { setting.pass.push_back({chunk, from_to(1, 100) <= writes_percent}); };
-    if (from_to(0, 1) == 0) {
-      for (std::size_t left = from_to(setting.chunks, 4 * setting.chunks); left > 0; --left) {
-        add(from_to(0, setting.chunks - 1));
-      }
-    } else {
-      for (std::size_t chunk = 0; chunk < setting.chunks; ++chunk) add(chunk);
-      for (std::size_t chunk = setting.chunks; chunk-- > 0;) add(chunk);
-    }
-    return setting;
+    EXPECT_LE(alike_.ratio(), ratio);
+    EXPECT_LE(safe_.ratio(), ratio);
   }
 
  private:
-  std::mt19937_64 source_;
+  Sum alike_, safe_;
+  int outliers_ = 0;
+  int once_a_pass_ = 0;
+  double furthest_ = 1;
+  std::array<std::size_t, loss_reason_count> of_outliers_{};
 };
 
-std::string describe(const Setting& setting) {
-  std::ostringstream text;
-  text << "room for " << setting.room << ", pass";
-  for (const auto& [chunk, writes] : setting.pass) text << " " << chunk << (writes ? "w" : "");
-  return text.str();
-}
-
-TEST(EvictionOptimum, of_copies_that_are_only_read_it_is_reached) {
-  Random random(test_seed());
+/// Where all copies spare the same, there is nothing to weigh.
+TEST(EvictionOptimum, is_reached_where_copies_are_only_read_or_all_written) {
+  RandomEvictions random(test_seed());
   for (int round = 0; round < 1'000; ++round) {
-    const Setting setting = random.setting(3, 12, 0);
-    const Replay replay(setting);
-    ASSERT_EQ(replay.transfers(), replay.fewest()) << describe(setting);
+    const std::size_t writes_percent = round % 2 == 0 ? 0 : 100;
+    const EvictionSetting setting = random.uses(3, 12, {writes_percent, writes_percent});
+    const EvictionReplay replay(setting, kPasses, kOnDemand);
+    for (const OfflineEnd end : {OfflineEnd::alike, OfflineEnd::safe}) {
+      ASSERT_EQ(replay.transfers(end), replay.optimum(end).fewest_from(0, OfflineOptimum::state_of(replay.begin())))
+          << describe(setting);
+    }
   }
 }
 
-TEST(EvictionOptimum, of_copies_that_are_written_too_it_is_missed_by_at_most_5_percent_in_all) {
-  Random random(test_seed());
-  std::size_t transfers = 0;
-  std::size_t fewest = 0;
-  int apart = 0;
-  double furthest = 1;
-  constexpr int rounds = 3'000;
-  for (int round = 0; round < rounds; ++round) {
-    const Setting setting = random.setting(3, 12, 100);
-    const Replay replay(setting);
-    const std::size_t least = replay.fewest();
-    ASSERT_GE(replay.transfers(), least) << describe(setting);
-    transfers += replay.transfers();
-    fewest += least;
-    const double ratio = least == 0 ? 1 : static_cast<double>(replay.transfers()) / static_cast<double>(least);
-    apart += ratio > 1.05 ? 1 : 0;
-    furthest = std::max(furthest, ratio);
-  }
-  const double ratio = static_cast<double>(transfers) / static_cast<double>(fewest);
-  std::cout << transfers << " transfers, the fewest are " << fewest << ": " << ratio << "; " << apart << " of "
-            << rounds << " are more than 5 percent off, the furthest " << furthest << "\n";
-  EXPECT_LE(ratio, 1.05);
+TEST(EvictionOptimum, of_copies_read_and_written_is_missed_by_at_most_5_percent_and_only_where_a_rule_must_weigh) {
+  RandomEvictions random(test_seed());
+  Comparison comparison;
+  for (int round = 0; round < 2'000 && !HasFatalFailure(); ++round) comparison.add(random.uses(3, 12, {0, 100}));
+  comparison.expect_at_most(1.05);
+}
+
+TEST(EvictionOptimum, of_training_in_one_micro_batch_is_reached) {
+  RandomEvictions random(test_seed());
+  Comparison comparison;
+  for (int round = 0; round < 500 && !HasFatalFailure(); ++round) comparison.add(random.training(2, 6, 1));
+  comparison.expect_at_most(1);
+}
+
+TEST(EvictionOptimum, of_training_is_missed_by_at_most_5_percent_and_only_where_a_rule_must_weigh) {
+  RandomEvictions random(test_seed());
+  Comparison comparison;
+  for (int round = 0; round < 1'000 && !HasFatalFailure(); ++round) comparison.add(random.training(2, 6, 3));
+  comparison.expect_at_most(1.05);
+}
+
+double bound(const EvictionReplay& replay, const EvictionSetting& setting) {
+  return least_transfers(replay.sequence(), setting.room, replay.begin(), replay.end());
 }
 
 TEST(EvictionOptimum, the_bound_of_flows_is_never_above_it) {
-  Random random(test_seed());
+  RandomEvictions random(test_seed());
   double bounds = 0;
   double fewest = 0;
   for (int round = 0; round < 1'000; ++round) {
-    const Setting setting = random.setting(3, 9, 100);
-    const Replay replay(setting);
-    const auto least = static_cast<double>(replay.fewest());
-    ASSERT_LE(replay.bound(), least + 1e-6) << describe(setting);
-    bounds += replay.bound();
+    const EvictionSetting setting = random.uses(3, 9, {0, 100});
+    const EvictionReplay replay(setting, kPasses, kOnDemand);
+    const auto least =
+        static_cast<double>(replay.optimum(OfflineEnd::alike).fewest_from(0, OfflineOptimum::state_of(replay.begin())));
+    const double below = bound(replay, setting);
+    ASSERT_LE(below, least + 1e-6) << describe(setting);
+    bounds += below;
     fewest += least;
   }
   std::cout << "the bound is " << bounds / fewest << " of the optimum\n";
@@ -181,17 +133,18 @@ TEST(EvictionOptimum, the_bound_of_flows_is_never_above_it) {
 }
 
 TEST(EvictionOptimum, of_many_chunks_the_bound_of_flows_is_missed_by_at_most_10_percent) {
-  Random random(test_seed());
+  RandomEvictions random(test_seed());
   double transfers = 0;
   double bounds = 0;
   double furthest = 1;
   for (int round = 0; round < 300; ++round) {
-    const Setting setting = random.setting(20, 60, 100);
-    const Replay replay(setting);
-    const double bound = replay.bound();
-    transfers += static_cast<double>(replay.transfers());
-    bounds += bound;
-    furthest = std::max(furthest, bound == 0 ? 1 : static_cast<double>(replay.transfers()) / bound);
+    const EvictionSetting setting = random.uses(20, 60, {0, 100});
+    const EvictionReplay replay(setting, kPasses, kOnDemand);
+    const auto counted = static_cast<double>(replay.transfers(OfflineEnd::alike));
+    const double least = bound(replay, setting);
+    transfers += counted;
+    bounds += least;
+    furthest = std::max(furthest, least == 0 ? 1 : counted / least);
   }
   std::cout << transfers / bounds << " of the bound, at most " << furthest << "\n";
   EXPECT_LE(transfers, 1.10 * bounds);

@@ -1,9 +1,9 @@
-/// The fewest transfers with which a sequence of accesses could be served on a device, by whoever knows all of it
+/// The fewest transfers with which a sequence of events could be served on a device, by whoever knows all of it
 /// beforehand: exactly for a few chunks, and a bound below it for any number.
 ///
-/// Chunks are of one size and have a home elsewhere. To use one that is not there costs a transfer; so does giving up
-/// the room of one that was written since it came. Both begin and end with the same copies as what they are compared
-/// with.
+/// Chunks are of one size and have a home elsewhere. To use one that is not there costs a transfer, unless its bytes
+/// begin with that use; so does giving up the room of one that was written since it came, unless its bytes are dead.
+/// What is transferred ahead of need, or home before it must be, spares nothing: none of that has to be tried.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,22 @@
 #include <optional>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace terrace {
 
-struct OfflineAccess {
+struct OfflineEvent {
+  enum class What : std::uint8_t {
+    use,        ///< on the device
+    read_home,  ///< the newest bytes are wanted at home
+    write_home  ///< there they are superseded, or dead: a copy on the device is worth nothing
+  };
+
   std::size_t chunk = 0;
   bool writes = false;
+  bool begins = false;  ///< there are no bytes to bring
+  What what = What::use;
 };
 
 /// What the device holds.
@@ -29,48 +38,79 @@ struct OfflineCopies {
   std::vector<bool> dirty;
 };
 
-/// By trying all there is, keeping the cheapest way to each state. Of at most 32 chunks; nothing where the end cannot
-/// be reached by giving up room only for what is used then.
-inline std::optional<std::size_t> fewest_transfers(const std::vector<OfflineAccess>& sequence, int room,
-                                                   const OfflineCopies& begin, const OfflineCopies& end) {
-  using State = std::uint64_t;  // resident chunks, and above them the dirty ones
-  constexpr int half = 32;
-  const auto state_of = [](const OfflineCopies& copies) {
+/// What a sequence is taken to leave.
+enum class OfflineEnd : std::uint8_t {
+  alike,  ///< what it is compared with leaves: a copy too few, or dirty in place of clean, costs a transfer
+  safe    ///< all bytes at home: each dirty copy costs a transfer
+};
+
+/// By trying all there is, remembering the cheapest way from each state. Of at most 32 chunks.
+class OfflineOptimum {
+ public:
+  using State = std::uint64_t;  ///< resident chunks, and above them the dirty ones
+
+  OfflineOptimum(std::vector<OfflineEvent> sequence, int room, OfflineEnd end, const OfflineCopies& alike)
+      : sequence_(std::move(sequence)), room_(room), end_(end), alike_(state_of(alike)), known_(sequence_.size()) {}
+
+  static State state_of(const OfflineCopies& copies) {
     State state = 0;
     for (std::size_t i = 0; i < copies.resident.size(); ++i) {
-      state |= State{copies.resident[i]} << i | State{copies.dirty[i]} << (half + i);
+      state |= (copies.resident[i] ? bit(i) : 0) | (copies.dirty[i] ? bit(i) << half : 0);
     }
     return state;
-  };
-  std::unordered_map<State, std::size_t> now{{state_of(begin), 0}};
-  std::unordered_map<State, std::size_t> next;
-  for (const auto& [chunk, writes] : sequence) {
-    const State its = State{1} << chunk;
-    const State after = its | (writes ? its << half : 0);
-    const auto reach = [&](State state, std::size_t transfers) {
-      const auto [known, is_new] = next.try_emplace(state | after, transfers);
-      if (!is_new) known->second = std::min(known->second, transfers);
-    };
-    next.clear();
-    for (const auto& [state, transfers] : now) {
-      const State resident = state & ((State{1} << half) - 1);
-      if ((resident & its) != 0) {
-        reach(state, transfers);
-      } else if (std::popcount(resident) < room) {
-        reach(state, transfers + 1);
-      } else {
-        for (State left = resident; left != 0; left &= left - 1) {
-          const State victim = left & -left;
-          const bool is_dirty = (state & victim << half) != 0;
-          reach(state & ~(victim | victim << half), transfers + (is_dirty ? 2 : 1));
-        }
-      }
-    }
-    std::swap(now, next);
   }
-  const auto found = now.find(state_of(end));
-  return found == now.end() ? std::nullopt : std::optional(found->second);
-}
+  static bool is_dirty(State state, std::size_t chunk) { return (state & bit(chunk) << half) != 0; }
+  static State without(State state, std::size_t chunk) { return state & ~(bit(chunk) | bit(chunk) << half); }
+
+  /// The fewest transfers from the event at `position` to the end.
+  std::size_t fewest_from(std::size_t position, State state) {
+    if (position == sequence_.size()) return fewest_to_end(state);
+    if (const auto known = known_[position].find(state); known != known_[position].end()) return known->second;
+    std::size_t fewest = std::numeric_limits<std::size_t>::max();
+    for_each_way(position, state, [&](State next, std::size_t transfers, std::optional<std::size_t>) {
+      fewest = std::min(fewest, transfers + fewest_from(position + 1, next));
+    });
+    known_[position].emplace(state, fewest);
+    return fewest;
+  }
+
+  /// Calls `take(next state, transfers, which chunk gave up its room)` for every way to serve the event.
+  template <class Take>
+  void for_each_way(std::size_t position, State state, Take&& take) const {
+    const OfflineEvent& event = sequence_[position];
+    const std::size_t its_write = is_dirty(state, event.chunk) ? 1 : 0;
+    if (event.what == OfflineEvent::What::read_home) {
+      return take(state & ~(bit(event.chunk) << half), its_write, std::nullopt);
+    }
+    if (event.what == OfflineEvent::What::write_home) return take(without(state, event.chunk), 0, std::nullopt);
+    const State with = bit(event.chunk) | (event.writes ? bit(event.chunk) << half : 0);
+    if ((state & bit(event.chunk)) != 0) return take(state | with, 0, std::nullopt);
+    const std::size_t fetch = event.begins ? 0 : 1;
+    const State residents = state & (bit(half) - 1);
+    if (std::popcount(residents) < room_) return take(state | with, fetch, std::nullopt);
+    for (State left = residents; left != 0; left &= left - 1) {
+      const auto victim = static_cast<std::size_t>(std::countr_zero(left));
+      take(without(state, victim) | with, fetch + (is_dirty(state, victim) ? 1 : 0), victim);
+    }
+  }
+
+ private:
+  static constexpr int half = 32;
+  static State bit(std::size_t chunk) { return State{1} << chunk; }
+
+  std::size_t fewest_to_end(State state) const {
+    const State dirty = state >> half;
+    if (end_ == OfflineEnd::safe) return static_cast<std::size_t>(std::popcount(dirty));
+    const State lacking = alike_ & ~state & (bit(half) - 1);
+    return static_cast<std::size_t>(std::popcount(lacking) + std::popcount(dirty & ~(alike_ >> half)));
+  }
+
+  const std::vector<OfflineEvent> sequence_;
+  const int room_;
+  const OfflineEnd end_;
+  const State alike_;
+  std::vector<std::unordered_map<State, std::size_t>> known_;  ///< by position
+};
 
 /// The most that a choice of weighted intervals is worth of which no more than `room` cover any one slot: a flow of
 /// that many units along the slots (Carlisle and Lloyd, On the k-coloring of intervals, 1995).
@@ -140,10 +180,11 @@ class IntervalPacking {
   const int room_;
 };
 
-/// No way is cheaper. Were nothing kept, every use would cost a transfer and every write another; a copy that is kept
-/// from one use to the next spares the first, and the second if it is kept from one write to the next. A part of the
-/// second is put down to each of the uses between the two, as though it were spared without the others.
-inline double least_transfers(const std::vector<OfflineAccess>& sequence, int room, const OfflineCopies& begin,
+/// No way to serve these uses is cheaper that ends as `end` does. Were nothing kept, every use would cost a transfer
+/// and every write another; a copy that is kept from one use to the next spares the first, and the second if it is kept
+/// from one write to the next. A part of the second is put down to each of the uses between the two, as though it were
+/// spared without the others.
+inline double least_transfers(const std::vector<OfflineEvent>& sequence, int room, const OfflineCopies& begin,
                               const OfflineCopies& end) {
   struct Gap {
     std::size_t first, end;  // slots in which the copy is kept beside what is used then
