@@ -48,9 +48,10 @@ class Optimizer : public torch::optim::Optimizer {
 
   /// Updates parameters within `backward`, as soon as the gradients of a chunk are complete, which end with that: no
   /// more than a few chunks of gradients are there at a time. `step` still ends each step, and updates the rest;
-  /// results are the same, with options as they are during backward. Throws LogicError without a session, and together
-  /// with clipping or `optimizer.non_finite`, which need all gradients first. A second `backward` before `step` throws
-  /// where what it would add to is used up: also after one that failed half way, which leaves those chunks updated.
+  /// results are the same, with groups and options as they are during backward. Throws LogicError without a session,
+  /// and together with clipping or `optimizer.non_finite`, which need all gradients first. A second `backward` before
+  /// `step` throws where what it would add to is used up: also after one that failed half way, which leaves those
+  /// chunks updated.
   void update_in_backward(bool on);
 
   /// Of the last step, before clipping; nothing where neither clipping nor `optimizer.non_finite` asks for it. Waits
