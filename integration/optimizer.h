@@ -82,7 +82,8 @@ class Optimizer : public torch::optim::Optimizer {
   Optimizer(const OptimizerKind& kind, Session& session, Defaults defaults);
   /// Updates the managed parameters of the groups.
   Optimizer(const OptimizerKind& kind, Session& session, const Groups& groups, Defaults defaults);
-  /// Without a session: updates ordinary tensors at once, as `[optimizer]` of a configuration says.
+  /// Without a session: updates ordinary tensors at once, as `[optimizer]` of a configuration says. Throws ConfigError
+  /// for values that it cannot have.
   Optimizer(const OptimizerKind& kind, std::vector<at::Tensor> parameters, Defaults defaults,
             const Config::Optimizer& config);
   Optimizer(const OptimizerKind& kind, const Groups& groups, Defaults defaults, const Config::Optimizer& config);

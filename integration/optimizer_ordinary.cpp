@@ -23,11 +23,19 @@
 namespace terrace {
 namespace {
 
+/// Throws ConfigError for values that `[optimizer]` of a configuration cannot have: a program may have filled it in.
+const Config::Optimizer& valid(const Config::Optimizer& options) {
+  Config whole;
+  whole.optimizer = options;
+  whole.validate();
+  return options;
+}
+
 class Ordinary final : public OptimizerBackend {
  public:
   Ordinary(const OptimizerKind& kind, Optimizer::Groups& groups, const Config::Optimizer& config)
       : OptimizerBackend(kind),
-        format_(state_format(config.states)),
+        format_(state_format(valid(config).states)),
         non_finite_(non_finite(config.non_finite)),
         sums_in_float32_(config.accumulate == "float32") {
     ask_for_gradients(groups);

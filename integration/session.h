@@ -47,8 +47,8 @@ class SessionState;
 
 class Session {
  public:
-  /// Takes the budgets. Throws ConfigError, OutOfMemory or IoError (a path that cannot be written, an
-  /// nvme.memory above the free space).
+  /// Takes the budgets. Throws ConfigError (also for what a program has filled in and `Config::validate` refuses),
+  /// OutOfMemory or IoError (a path that cannot be written, an nvme.memory above the free space).
   explicit Session(const Config& config = {});
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
