@@ -65,9 +65,10 @@ class Optimizer : public torch::optim::Optimizer {
   /// How many steps have changed nothing because a gradient was not finite, as far as that is known. Never waits.
   std::int64_t skipped_steps() const;
 
-  /// With a session, returns before the update is done. Throws what an update before has failed with. A parameter that
-  /// a group lists several times, as modules do a tied one, is updated once; gradients of another type are converted to
-  /// the one that they are summed up in. Throws LogicError, before it updates anything, for a parameter in two groups,
+  /// With a session, returns before the update is done. Throws what an update before has failed with, and where one of
+  /// this optimizer was refused for its gradients that; then it is not taken. A parameter that a group lists several
+  /// times, as modules do a tied one, is updated once; gradients of another type are converted to the one that they are
+  /// summed up in. Throws LogicError, before it updates anything, for a parameter in two groups,
   /// a gradient of another shape or a sparse one, and options out of range. (What `update_in_backward` has updated is.)
   at::Tensor step(LossClosure closure = nullptr) override;
 

@@ -79,7 +79,8 @@ class Managed final : public OptimizerBackend {
     state->require_not_gathered("step", sets_with_gradients(*state, groups));
     state->require_whole();
     if (!updates_in_backward()) {
-      state->updates().finish();  // which decides whether the step before counts
+      state->updates().settle();  // which decides whether the step before counts
+      state->updates().throw_refusal_of(report_.get());
     }
     state->gradients().notice_dead_storages();
     state->take_in_replaced();
@@ -103,6 +104,9 @@ class Managed final : public OptimizerBackend {
       bump_versions(update.parameters);
     }
     state->end_step(reads_gradients_again);
+    if (state->updates_at_once()) {
+      state->updates().throw_refusal_of(report_.get());
+    }
   }
 
   std::optional<double> gradient_norm() const override {
@@ -120,7 +124,7 @@ class Managed final : public OptimizerBackend {
     const auto held = state->lock();
     require_option(!on || state->non_finite() == NonFinite::pass, kind_.name,
                    "parameters cannot be updated within backward where steps may be skipped (optimizer.non_finite)");
-    state->updates().finish();
+    state->updates().settle();
     state->take_in_replaced();
     state->add_optimizer_chunks(keeps_variance(kind_.name));
     ticket_.reset();

@@ -81,6 +81,8 @@ class QueuedUpdate {
   std::optional<double> norm() const noexcept { return norm_; }
   /// A NonFiniteGradient that somebody has to hear of, or null.
   const std::exception_ptr& refusal() const noexcept { return refusal_; }
+  /// Of the optimizer whose job it is; may be null.
+  const GradientReport* report() const noexcept { return job_.report.get(); }
   /// Updates the set, unless the job is skipped, and lets go of its gradients. Throws what AccessStream::acquire
   /// throws; nothing of the set has changed then.
   void update(std::size_t item, AccessOrigin origin);
