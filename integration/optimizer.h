@@ -34,8 +34,8 @@ class Optimizer : public torch::optim::Optimizer {
   /// As torch::optim::Optimizer's, and gradients of its parameters are summed up in the type that was asked for.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off.
-  /// Gradients themselves keep their values.
+  /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off, and infinity
+  /// has the norm measured and nothing clipped, whatever it is. Gradients themselves keep their values.
   void max_gradient_norm(double norm);
 
   /// The factor that the loss is multiplied by before `backward`, so that small gradients of 16 bits are not lost; 1
@@ -54,8 +54,8 @@ class Optimizer : public torch::optim::Optimizer {
   /// chunks updated.
   void update_in_backward(bool on);
 
-  /// Of the last step, before clipping; nothing where neither clipping nor `optimizer.non_finite` asks for it. Waits
-  /// until it has been found.
+  /// Of the last step, before clipping; nothing where neither `max_gradient_norm` nor `optimizer.non_finite` asks for
+  /// it. Waits until it has been found.
   std::optional<double> gradient_norm() const;
 
   /// Of the newest step whose norms have been found, overall and by group; nothing before a step that was asked for

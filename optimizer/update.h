@@ -52,7 +52,7 @@ struct Segment {
 struct UpdateJob {
   std::vector<Segment> segments;  ///< those with a gradient, in parameter order
   std::size_t groups = 1;
-  double max_gradient_norm = 0;  ///< 0: gradients are not clipped
+  double max_gradient_norm = 0;  ///< 0: gradients are not clipped; infinite: the norm is found all the same
   double loss_scale = 1;         ///< what gradients are to be divided by, before anything else
   NonFinite non_finite = NonFinite::pass;
   std::int64_t step = 0;                   ///< of the optimizer, from 1 on

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -60,6 +61,33 @@ TEST(GradientNorms, are_read_without_waiting_for_the_update_that_finds_them) {
   world.session->synchronize();
   EXPECT_EQ(optimizer->newest_gradient_norms().value().step, 1);
   EXPECT_EQ(optimizer->skipped_steps(), 1);
+}
+
+TEST(GradientNorms, are_measured_and_nothing_is_clipped_where_the_most_is_infinite) {
+  const auto train = [](World& world, double most) {
+    const auto optimizer = world.adamw(usual());
+    optimizer->max_gradient_norm(most);
+    Tensors results;
+    for (int step = 0; step < 3; ++step) {
+      backward(world);
+      if (step == 2) poison(world, std::numeric_limits<float>::infinity());
+      optimizer->step();
+      optimizer->zero_grad();
+      const std::optional<double> norm = optimizer->gradient_norm();
+      EXPECT_EQ(norm.has_value(), most > 0);
+      EXPECT_EQ(std::isfinite(norm.value_or(1)), most == 0 || step < 2);
+    }
+    add_parameters(world, results);
+    return results;
+  };
+  World unmeasured;
+  const Tensors expected = train(unmeasured, 0);
+  const Config config = tight();
+  for (const Config* session : {static_cast<const Config*>(nullptr), &config}) {
+    World world(session);
+    const Tensors actual = train(world, std::numeric_limits<double>::infinity());
+    expect_same_bits(actual, expected);
+  }
 }
 
 // ---- The loss scale
