@@ -32,6 +32,7 @@ class Optimizer : public torch::optim::Optimizer {
   ~Optimizer() override;
 
   /// As torch::optim::Optimizer's, and gradients of its parameters are summed up in the type that was asked for.
+  /// Without a session `step` refuses sums in bf16 of what joins otherwise, where fp32 was asked for.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off, and infinity
