@@ -124,9 +124,7 @@ Json case_json(const BenchCase& result) {
   json["pairs"] = result.pairs;
   if (result.target) {
     const bool at_most = result.target->sense == Target::Sense::at_most;
-    json["target"] = {{"figure", at_most ? "ratio" : "retained"},
-                      {"sense", at_most ? "at most" : "at least"},
-                      {"value", result.target->value}};
+    json["target"] = target_json(at_most ? "ratio" : "retained", *result.target);
   }
   json["verdict"] = name_of(result.verdict);
   return json;
@@ -136,6 +134,12 @@ Json case_json(const BenchCase& result) {
 
 nlohmann::ordered_json interval_json(const Interval& interval) {
   return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
+}
+
+nlohmann::ordered_json target_json(std::string_view figure, const Target& target) {
+  return {{"figure", figure},
+          {"sense", target.sense == Target::Sense::at_most ? "at most" : "at least"},
+          {"value", target.value}};
 }
 
 std::string bench_json(int version, int threads, const Json& common, const std::vector<Json>& cases) {
