@@ -26,8 +26,9 @@ bool BackwardWatch::is_complete(Set& set) const {
 void BackwardWatch::begin(SessionState& state, const Optimizer::Groups& groups) {
   end(state);
   for (std::size_t group = 0; group < groups.size(); ++group) {
-    for (const at::Tensor& tensor : groups[group].params()) {
-      ManagedParameter* const parameter = state.find(tensor);
+    const std::vector<at::Tensor>& tensors = groups[group].params();
+    for (std::size_t position = 0; position < tensors.size(); ++position) {
+      ManagedParameter* const parameter = state.find(tensors[position]);
       if (parameter == nullptr || parameter->elements == 0 || !state.chunk_sets()[parameter->chunk_set].momentum) {
         continue;
       }
@@ -37,7 +38,7 @@ void BackwardWatch::begin(SessionState& state, const Optimizer::Groups& groups) 
                              "' is updated within backward by another optimizer already",
                          "let optimizers have disjoint parameters, or end the other one first");
       }
-      sets_[parameter->chunk_set].members.push_back({parameter, group});
+      sets_[parameter->chunk_set].members.push_back({parameter, group, position});
       watched_.try_emplace(parameter);
       parameter->after_accumulation = [this, parameter] { on_gradient_(*parameter); };
     }

@@ -24,7 +24,8 @@ class BackwardWatch {
  public:
   struct Member {
     ManagedParameter* parameter;
-    std::size_t group;
+    std::size_t group;     ///< in which it was when the step began
+    std::size_t position;  ///< within that
   };
 
   using Gradient = std::function<void(const ManagedParameter&)>;
@@ -40,8 +41,9 @@ class BackwardWatch {
   void begin(SessionState& state, const Optimizer::Groups& groups);
   void end(SessionState& state);
 
-  /// What is in the parameter's set of chunks, by group, if with this gradient all have theirs, but for those that are
-  /// frozen, and the set can be updated now; null if not. Throws LogicError for a second gradient since the step began.
+  /// What was in the parameter's set of chunks and in a group when the step began, if with this gradient all have
+  /// theirs, but for those that are frozen, and the set can be updated now; null if not. Throws LogicError for a second
+  /// gradient since the step began.
   const std::vector<Member>* completed_by(const ManagedParameter& parameter);
   /// The update queue has the parameter's gradient. Nothing happens for what is not watched.
   void use_up(const ManagedParameter& parameter);

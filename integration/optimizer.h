@@ -32,10 +32,11 @@ class Optimizer : public torch::optim::Optimizer {
   ~Optimizer() override;
 
   /// As torch::optim::Optimizer's, and gradients of its parameters are summed up in the type that was asked for.
+  /// Without a session `step` refuses sums in bf16 of what joins otherwise, where fp32 was asked for.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off.
-  /// Gradients themselves keep their values.
+  /// Clips by the norm over all parameters, as torch::nn::utils::clip_grad_norm_; 0 (the default) is off, and infinity
+  /// has the norm measured and nothing clipped, whatever it is. Gradients themselves keep their values.
   void max_gradient_norm(double norm);
 
   /// The factor that the loss is multiplied by before `backward`, so that small gradients of 16 bits are not lost; 1
@@ -48,13 +49,14 @@ class Optimizer : public torch::optim::Optimizer {
 
   /// Updates parameters within `backward`, as soon as the gradients of a chunk are complete, which end with that: no
   /// more than a few chunks of gradients are there at a time. `step` still ends each step, and updates the rest;
-  /// results are the same, with options as they are during backward. Throws LogicError without a session, and together
-  /// with clipping or `optimizer.non_finite`, which need all gradients first. A second `backward` before `step` throws
-  /// where what it would add to is used up: also after one that failed half way, which leaves those chunks updated.
+  /// results are the same, with groups and options as they are during backward. Throws LogicError without a session,
+  /// and together with clipping or `optimizer.non_finite`, which need all gradients first. A second `backward` before
+  /// `step` throws where what it would add to is used up: also after one that failed half way, which leaves those
+  /// chunks updated.
   void update_in_backward(bool on);
 
-  /// Of the last step, before clipping; nothing where neither clipping nor `optimizer.non_finite` asks for it. Waits
-  /// until it has been found.
+  /// Of the last step, before clipping; nothing where neither `max_gradient_norm` nor `optimizer.non_finite` asks for
+  /// it. Waits until it has been found.
   std::optional<double> gradient_norm() const;
 
   /// Of the newest step whose norms have been found, overall and by group; nothing before a step that was asked for
@@ -64,9 +66,10 @@ class Optimizer : public torch::optim::Optimizer {
   /// How many steps have changed nothing because a gradient was not finite, as far as that is known. Never waits.
   std::int64_t skipped_steps() const;
 
-  /// With a session, returns before the update is done. Throws what an update before has failed with. A parameter that
-  /// a group lists several times, as modules do a tied one, is updated once; gradients of another type are converted to
-  /// the one that they are summed up in. Throws LogicError, before it updates anything, for a parameter in two groups,
+  /// With a session, returns before the update is done. Throws what an update before has failed with, and where one of
+  /// this optimizer was refused for its gradients that; then it is not taken. A parameter that a group lists several
+  /// times, as modules do a tied one, is updated once; gradients of another type are converted to the one that they are
+  /// summed up in. Throws LogicError, before it updates anything, for a parameter in two groups,
   /// a gradient of another shape or a sparse one, and options out of range. (What `update_in_backward` has updated is.)
   at::Tensor step(LossClosure closure = nullptr) override;
 
@@ -81,7 +84,8 @@ class Optimizer : public torch::optim::Optimizer {
   Optimizer(const OptimizerKind& kind, Session& session, Defaults defaults);
   /// Updates the managed parameters of the groups.
   Optimizer(const OptimizerKind& kind, Session& session, const Groups& groups, Defaults defaults);
-  /// Without a session: updates ordinary tensors at once, as `[optimizer]` of a configuration says.
+  /// Without a session: updates ordinary tensors at once, as `[optimizer]` of a configuration says. Throws ConfigError
+  /// for values that it cannot have.
   Optimizer(const OptimizerKind& kind, std::vector<at::Tensor> parameters, Defaults defaults,
             const Config::Optimizer& config);
   Optimizer(const OptimizerKind& kind, const Groups& groups, Defaults defaults, const Config::Optimizer& config);

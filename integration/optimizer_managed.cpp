@@ -79,7 +79,8 @@ class Managed final : public OptimizerBackend {
     state->require_not_gathered("step", sets_with_gradients(*state, groups));
     state->require_whole();
     if (!updates_in_backward()) {
-      state->updates().finish();  // which decides whether the step before counts
+      state->updates().settle();  // which decides whether the step before counts
+      state->updates().throw_refusal_of(report_.get());
     }
     state->gradients().notice_dead_storages();
     state->take_in_replaced();
@@ -103,6 +104,9 @@ class Managed final : public OptimizerBackend {
       bump_versions(update.parameters);
     }
     state->end_step(reads_gradients_again);
+    if (state->updates_at_once()) {
+      state->updates().throw_refusal_of(report_.get());
+    }
   }
 
   std::optional<double> gradient_norm() const override {
@@ -120,7 +124,7 @@ class Managed final : public OptimizerBackend {
     const auto held = state->lock();
     require_option(!on || state->non_finite() == NonFinite::pass, kind_.name,
                    "parameters cannot be updated within backward where steps may be skipped (optimizer.non_finite)");
-    state->updates().finish();
+    state->updates().settle();
     state->take_in_replaced();
     state->add_optimizer_chunks(keeps_variance(kind_.name));
     ticket_.reset();
@@ -214,6 +218,22 @@ class Managed final : public OptimizerBackend {
     }
   }
 
+  /// The group that has it now: the program may have changed them since the step began. None where it has left.
+  std::optional<std::size_t> group_of(SessionState& state, const BackwardWatch::Member& member) const {
+    const auto is_it = [&](const at::Tensor& tensor) { return state.find(tensor) == member.parameter; };
+    if (member.group < groups_->size()) {
+      const auto& tensors = (*groups_)[member.group].params();
+      if (member.position < tensors.size() && is_it(tensors[member.position])) {
+        return member.group;
+      }
+    }
+    const auto has_it = [&](const auto& group) {
+      return std::any_of(group.params().begin(), group.params().end(), is_it);
+    };
+    const auto found = std::find_if(groups_->begin(), groups_->end(), has_it);
+    return found == groups_->end() ? std::nullopt : std::optional(static_cast<std::size_t>(found - groups_->begin()));
+  }
+
   /// A backward has added a gradient to what is watched.
   void note_gradient(const ManagedParameter& parameter) {
     const std::vector<BackwardWatch::Member>* const members = watch_.completed_by(parameter);
@@ -225,14 +245,19 @@ class Managed final : public OptimizerBackend {
     const at::NoGradGuard no_grad;
     Update update = new_update(*state, groups_->size());
     std::map<std::size_t, std::shared_ptr<const UpdateRule>> rules;  // by group
-    for (const auto& [member, group] : *members) {
-      if (member->tensor.grad().defined()) {
-        std::shared_ptr<const UpdateRule>& rule = rules[group];
+    for (const BackwardWatch::Member& member : *members) {
+      const std::optional<std::size_t> group =
+          member.parameter->tensor.grad().defined() ? group_of(*state, member) : std::nullopt;
+      if (group) {
+        std::shared_ptr<const UpdateRule>& rule = rules[*group];
         if (rule == nullptr) {
-          rule = rule_of((*groups_)[group]);
+          rule = rule_of((*groups_)[*group]);
         }
-        add(update, *state, *member, rule, group);
+        add(update, *state, *member.parameter, rule, *group);
       }
+    }
+    if (update.parameters.empty()) {
+      return;
     }
     add_to_queue(*state, std::move(update));
     state->updates().keep_few();

@@ -23,11 +23,19 @@
 namespace terrace {
 namespace {
 
+/// Throws ConfigError for values that `[optimizer]` of a configuration cannot have: a program may have filled it in.
+const Config::Optimizer& valid(const Config::Optimizer& options) {
+  Config whole;
+  whole.optimizer = options;
+  whole.validate();
+  return options;
+}
+
 class Ordinary final : public OptimizerBackend {
  public:
   Ordinary(const OptimizerKind& kind, Optimizer::Groups& groups, const Config::Optimizer& config)
       : OptimizerBackend(kind),
-        format_(state_format(config.states)),
+        format_(state_format(valid(config).states)),
         non_finite_(non_finite(config.non_finite)),
         sums_in_float32_(config.accumulate == "float32") {
     ask_for_gradients(groups);
@@ -123,6 +131,16 @@ class Ordinary final : public OptimizerBackend {
       throw LogicError(c10::str(kind_.name, ": a parameter of shape ", parameter.sizes(), " has a gradient of shape ",
                                 gradient.sizes()),
                        "give it one of its own shape");
+    }
+    const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
+    if (type != parameter.scalar_type() && gradient.scalar_type() != type && parameter.is_leaf() &&
+        parameter.grad_dtype() != type) {
+      // It joined by a way of LibTorch's, so that nobody has asked: several micro-batches may be rounded already.
+      throw LogicError(
+          c10::str(kind_.name, ": a parameter of shape ", parameter.sizes(), " has a gradient summed up in ",
+                   gradient.scalar_type(), ", and optimizer.accumulate asks for ", type),
+          c10::str("let it join by ", kind_.name, "'s own add_param_group before its first backward, or ",
+                   "call set_grad_dtype(at::kFloat) on it once it has no gradient"));
     }
     const auto known = states_.find(parameter.unsafeGetTensorImpl());
     if (known != states_.end() && !known->second.is_of(parameter)) {

@@ -11,6 +11,7 @@ namespace {
 std::atomic<bool> one_lives{false};
 
 std::shared_ptr<SessionState> make_state(const Config& config) {
+  config.validate();  // a program may have filled it in
   if (one_lives.exchange(true)) {
     throw LogicError("a session lives already in this process", "end it before the next one begins");
   }

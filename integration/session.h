@@ -47,8 +47,8 @@ class SessionState;
 
 class Session {
  public:
-  /// Takes the budgets. Throws ConfigError, OutOfMemory or IoError (a path that cannot be written, an
-  /// nvme.memory above the free space).
+  /// Takes the budgets. Throws ConfigError (also for what a program has filled in and `Config::validate` refuses),
+  /// OutOfMemory or IoError (a path that cannot be written, an nvme.memory above the free space).
   explicit Session(const Config& config = {});
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -110,6 +110,8 @@ class Session {
   /// Goes to the checkpoint's state, before or after an AdamW is made, and returns the notes: the next step gives the
   /// bits that it would have given there. Gradients stay as they are. States of parameters that need no gradient now
   /// are left out, with a warning: load before freezing them. The states are of no AdamW until one has updated them.
+  /// Steps that were refused for their gradients, and of which nobody has heard, are over with a load that succeeds:
+  /// the log tells of them.
   ///
   /// All of the checkpoint is checked before anything changes. Throws ConfigError (no checkpoint, or one that has other
   /// parameters and buffers than the session, which are listed), CorruptData, IoError, OutOfMemory (no room for the
@@ -129,7 +131,8 @@ class Session {
   /// What has moved, what was waited for and what was used, as far back as `timeline.memory` reaches.
   Timeline& timeline();
 
-  /// Waits for everything queued. Rethrows the first deferred error.
+  /// Waits for everything queued. Rethrows the first deferred error. Of steps that were refused for their gradients
+  /// each call rethrows one, the first of which nobody has heard.
   void synchronize();
 
   /// The last error of the session's own, typed (OutOfMemory, IoError, CorruptData, ...), or null.

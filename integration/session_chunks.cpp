@@ -32,7 +32,7 @@ void SessionState::add_optimizer_chunks(bool with_variance) {
   if (requests.empty()) {
     return;
   }
-  updates_->finish();  // what an update holds on the host could not leave
+  updates_->settle();  // what an update holds on the host could not leave
   const std::vector<std::uint32_t> moved = make_way_for(requests);
   try {
     add_optimizer_chunks(requests);

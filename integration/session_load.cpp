@@ -143,7 +143,7 @@ void load_buffer(const CheckpointReader& reader, const CheckpointRecord& record,
 CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
   const auto held = lock();
   require_nothing_gathered("load");
-  updates_->finish();
+  updates_->settle();
   take_in_replaced();
   const CheckpointReader reader(checkpoint_files(), folder);
   const std::vector<CheckpointRecord>& records = reader.manifest().records;
@@ -179,6 +179,7 @@ CheckpointNotes SessionState::load(const std::filesystem::path& folder) {
     throw;
   }
   is_whole_ = true;
+  warn_of_refused_steps();  // what was not taken is not wanted any more
   return reader.manifest().notes;
 }
 

@@ -37,7 +37,7 @@ void SessionState::take_in_replaced() {
     const bool has_same_run = parameter.tensor.scalar_type() == set_infos_[parameter.chunk_set].type &&
                               static_cast<std::uint64_t>(parameter.tensor.numel()) == parameter.elements;
     if (!has_same_run) {
-      updates_->finish();  // which decides whether the last one counts
+      updates_->settle();  // which decides whether the last one counts
     }
     if (!has_same_run && *parameter.updates > 0) {
       throw LogicError("parameter '" + parameter.name + "' has another type or size since it was updated",
@@ -48,7 +48,7 @@ void SessionState::take_in_replaced() {
   if (same.empty() && anew.empty()) {
     return;
   }
-  updates_->finish();  // what an update holds on the host could not leave
+  updates_->settle();  // what an update holds on the host could not leave
   for (ManagedParameter* parameter : same) {
     refill(*parameter);
   }

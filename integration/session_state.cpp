@@ -156,12 +156,11 @@ void SessionState::close() noexcept {
     }
   }
   try {
-    updates_->finish();
-  } catch (const NonFiniteGradient& error) {
-    log(LogLevel::warning, error.what());  // nobody has asked
+    updates_->settle();
   } catch (...) {
     // Whose bytes it has cost says so below.
   }
+  warn_of_refused_steps();
   try {
     restore_storages();
   } catch (const std::exception& error) {
@@ -203,13 +202,8 @@ void SessionState::end_step(bool reads_gradients_again) {
     step_clock_.end_step(moment());
     is_in_forward_ = false;
   }
-  std::exception_ptr refusal;
-  if (config_.optimizer.update == "immediate") {
-    try {
-      updates_->finish();
-    } catch (const NonFiniteGradient&) {
-      refusal = std::current_exception();  // the step has ended all the same
-    }
+  if (updates_at_once()) {
+    updates_->settle();
   }
   pass_ = Pass::unknown;
   memory_.stream().step_mark();
@@ -218,8 +212,15 @@ void SessionState::end_step(bool reads_gradients_again) {
   }
   memory_.hold_host();
   learn_of_models(reads_gradients_again);
-  if (refusal) {
-    std::rethrow_exception(refusal);
+}
+
+void SessionState::warn_of_refused_steps() const noexcept {
+  for (const std::exception_ptr& refusal : updates_->take_refusals()) {
+    try {
+      std::rethrow_exception(refusal);
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, error.what());
+    }
   }
 }
 

@@ -89,6 +89,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   SpillableStorages& spillable() noexcept { return spillable_; }
   UpdateQueue& updates() noexcept { return *updates_; }
   NonFinite non_finite() const noexcept { return non_finite_; }
+  /// Whether a step's update is over when the step is.
+  bool updates_at_once() const { return config_.optimizer.update == "immediate"; }
   /// What gradients of a parameter of that type are summed up in.
   at::ScalarType gradient_type_of(at::ScalarType parameter) const noexcept;
   Gathered gather(std::vector<at::Tensor> tensors, Access mode);
@@ -106,6 +108,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Finishes the update that was submitted, where the configuration says so, and ends the step. Whether its gradients
   /// are read besides what updates read of them is learned for the next run.
   void end_step(bool reads_gradients_again);
+  /// Of those that were refused for their gradients, and of which nobody has heard or will.
+  void warn_of_refused_steps() const noexcept;
   /// Throws LogicError, naming it, if a parameter or gradient in these sets of chunks is gathered at the moment.
   void require_not_gathered(const std::string& what, const std::set<std::uint32_t>& sets) const;
 

@@ -169,6 +169,9 @@ double combined_norm(std::span<const double> sums_of_squares) noexcept {
 }
 
 float clip_coefficient(double norm, double max_norm) noexcept {
+  if (std::isinf(max_norm)) {
+    return 1;
+  }
   if (std::isnan(norm)) {
     return std::numeric_limits<float>::quiet_NaN();  // without what an element's NaN says in its lower bits
   }

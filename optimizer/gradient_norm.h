@@ -53,7 +53,7 @@ double sum_of_squares(ElementType type, const void* gradient, std::size_t count,
 double combined_norm(std::span<const double> sums_of_squares) noexcept;
 
 /// min(1, max_norm / (norm + 1e-6)), as LibTorch's `clip_grad_norm_`: what gradients are multiplied by so that their
-/// norm is at most `max_norm`. 0 for an infinite norm, NaN for a NaN.
+/// norm is at most `max_norm`. 0 for an infinite norm, NaN for a NaN; but always 1 where `max_norm` is infinite.
 float clip_coefficient(double norm, double max_norm) noexcept;
 
 }  // namespace terrace

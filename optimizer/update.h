@@ -52,7 +52,7 @@ struct Segment {
 struct UpdateJob {
   std::vector<Segment> segments;  ///< those with a gradient, in parameter order
   std::size_t groups = 1;
-  double max_gradient_norm = 0;  ///< 0: gradients are not clipped
+  double max_gradient_norm = 0;  ///< 0: gradients are not clipped; infinite: the norm is found all the same
   double loss_scale = 1;         ///< what gradients are to be divided by, before anything else
   NonFinite non_finite = NonFinite::pass;
   std::int64_t step = 0;                   ///< of the optimizer, from 1 on
@@ -81,6 +81,8 @@ class QueuedUpdate {
   std::optional<double> norm() const noexcept { return norm_; }
   /// A NonFiniteGradient that somebody has to hear of, or null.
   const std::exception_ptr& refusal() const noexcept { return refusal_; }
+  /// Of the optimizer whose job it is; may be null.
+  const GradientReport* report() const noexcept { return job_.report.get(); }
   /// Updates the set, unless the job is skipped, and lets go of its gradients. Throws what AccessStream::acquire
   /// throws; nothing of the set has changed then.
   void update(std::size_t item, AccessOrigin origin);

@@ -53,7 +53,8 @@ UpdateQueue::~UpdateQueue() {
 }
 
 UpdateTicket UpdateQueue::submit(UpdateJob job) {
-  finish();
+  settle();
+  throw_refusal_of(job.report.get());
   Lock lock(mutex_);
   submitted_ = queue(std::move(job), lock);
   norm_known_ = !submitted_->needs_norm();
@@ -111,15 +112,24 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
   return job;
 }
 
+void UpdateQueue::settle() {
+  Lock lock(mutex_);
+  settle(lock);
+}
+
 void UpdateQueue::finish() {
   Lock lock(mutex_);
+  settle(lock);
+  throw_first_refusal(lock, [](const UpdateTicket&) { return true; });
+}
+
+void UpdateQueue::settle(Lock& lock) {
   for (ItemId id = first_; id < end() && !error_; ++id) {
     resolve(id, lock, AccessOrigin::prior_work);
   }
   if (error_) {
     std::rethrow_exception(error_);
   }
-  throw_refusal(lock);
 }
 
 std::optional<double> UpdateQueue::norm(const UpdateTicket& ticket) {
@@ -132,13 +142,30 @@ std::optional<double> UpdateQueue::norm(const UpdateTicket& ticket) {
 
 void UpdateQueue::throw_refusal() {
   const Lock lock(mutex_);
-  throw_refusal(lock);
+  throw_first_refusal(lock, [](const UpdateTicket&) { return true; });
 }
 
-void UpdateQueue::throw_refusal(const Lock&) {
-  if (const std::exception_ptr refusal = std::exchange(refusal_, nullptr)) {
+void UpdateQueue::throw_refusal_of(const GradientReport* report) {
+  const Lock lock(mutex_);
+  throw_first_refusal(lock, [report](const UpdateTicket& job) { return job->report() == report; });
+}
+
+template <class Wanted>
+void UpdateQueue::throw_first_refusal(const Lock&, const Wanted& wanted) {
+  if (const auto found = std::find_if(refused_.begin(), refused_.end(), wanted); found != refused_.end()) {
+    const std::exception_ptr refusal = (*found)->refusal();
+    refused_.erase(found);
     std::rethrow_exception(refusal);
   }
+}
+
+std::vector<std::exception_ptr> UpdateQueue::take_refusals() {
+  const Lock lock(mutex_);
+  std::vector<std::exception_ptr> refusals;
+  for (const UpdateTicket& job : std::exchange(refused_, {})) {
+    refusals.push_back(job->refusal());
+  }
+  return refusals;
 }
 
 void UpdateQueue::before_access(std::span<const ChunkAccess> accesses) {
@@ -219,7 +246,9 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
     run_alone(lock, std::nullopt, [&] { job->find_norm(origin); });
     if (wanted()) {
       norm_known_ = true;
-      refusal_ = job->refusal();
+      if (job->refusal()) {
+        refused_.push_back(job);
+      }
     }
   }
 }

@@ -16,7 +16,7 @@
 /// Threads: `submit` and `add` are called by one thread at a time; everything else by any. An error of an update
 /// reaches the accesses of what it owed, and `finish`; everything owed after it fails with it too. Want of room is not
 /// final: it reaches who asks, and the next who asks tries again. A job that was refused for its gradients has changed
-/// nothing, and stands in nobody's way: the first to ask hears of it.
+/// nothing, and stands in the way of its own optimizer's next job only: the first to ask hears of it.
 #pragma once
 
 #include <atomic>
@@ -49,19 +49,26 @@ class UpdateQueue final : public PriorWork {
   UpdateQueue(const UpdateQueue&) = delete;
   UpdateQueue& operator=(const UpdateQueue&) = delete;
 
-  /// Finishes the jobs before and queues this one.
+  /// Finishes the jobs before and queues this one. Throws, and does not queue it, what `settle` does, and what
+  /// `throw_refusal_of` does of the job's own optimizer, which is known by its report.
   UpdateTicket submit(UpdateJob job);
   /// Queues a job that needs no norm behind those before. Where it throws, the job is not queued.
   void add(UpdateJob job);
   /// Does or waits for the oldest, so that no more sets are left than the background can be kept busy with: what they
   /// hold, such as gradients, is let go of.
   void keep_few();
-  /// Does or waits for everything queued. Throws the first error of an update, and what `throw_refusal` does.
+  /// Does or waits for everything queued. Throws the first error of an update.
+  void settle();
+  /// The same, and throws what `throw_refusal` does.
   void finish();
   /// The job's gradient norm before clipping, where one was needed. Does or waits for no more than that takes.
   std::optional<double> norm(const UpdateTicket& ticket);
-  /// Throws the NonFiniteGradient of a job that was refused, if nobody has had it yet. Waits for nothing.
+  /// Throws the NonFiniteGradient of the first job that was refused, if nobody has had it yet. Waits for nothing.
   void throw_refusal();
+  /// The same of one optimizer's jobs, by what they report to.
+  void throw_refusal_of(const GradientReport* report);
+  /// What `throw_refusal` would throw, one after the other: nobody else hears of them.
+  std::vector<std::exception_ptr> take_refusals();
 
   void before_access(std::span<const ChunkAccess> accesses) override;
 
@@ -98,7 +105,10 @@ class UpdateQueue final : public PriorWork {
   template <class Work>
   void run_alone(Lock& lock, std::optional<ChunkId> parameter, Work&& work);
   void end_item(ItemId id, const Lock& lock);
-  void throw_refusal(const Lock& lock);
+  void settle(Lock& lock);
+  /// If there is one among those of which nobody has heard.
+  template <class Wanted>
+  void throw_first_refusal(const Lock& lock, const Wanted& wanted);
 
   AccessStream& stream_;
   const UpdateThreads threads_;
@@ -114,7 +124,7 @@ class UpdateQueue final : public PriorWork {
   bool busy_ = false;        ///< somebody runs a part of the job
   std::size_t waiters_ = 0;  ///< for him
   std::exception_ptr error_;
-  std::exception_ptr refusal_;
+  std::vector<UpdateTicket> refused_;  ///< of which nobody has heard, at most one of an optimizer's
   bool stopping_ = false;
   std::thread background_;  // last: it uses all of the above
 };

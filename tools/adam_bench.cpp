@@ -25,6 +25,10 @@ constexpr int kVersion = 1;
 /// A round lasts no less, so that clocks and threads that wake do not count.
 constexpr double kLeastSeconds = 0.02;
 
+/// Of the loop's speed, on all threads and with so many parameters that memory sets the pace.
+constexpr Target kTarget{Target::Sense::at_least, 0.95};
+constexpr std::uint64_t kLeastParametersOfTarget = 48ULL << 20U;
+
 struct Format {
   const char* name;
   ElementType parameter;
@@ -43,6 +47,7 @@ struct Case {
   Format format;
   std::uint64_t parameters;
   int threads;
+  bool has_target;
   std::size_t bytes_per_parameter;
   std::vector<double> update;    // seconds, by round
   std::vector<double> roofline;  // seconds, by round
@@ -55,6 +60,12 @@ struct Case {
     std::vector<double> ratios;
     for (std::size_t i = 0; i < update.size(); ++i) ratios.push_back(roofline[i] / update[i]);
     return median_interval(ratios);
+  }
+  /// The rounds are what they are: what they leave open is missed.
+  Verdict verdict() const {
+    if (!has_target) return Verdict::none;
+    const Verdict verdict = judge(fraction(), kTarget);
+    return verdict == Verdict::undecided ? Verdict::missed : verdict;
   }
   std::string name() const {
     std::string count = format_bytes_exactly(parameters);
@@ -71,12 +82,13 @@ double seconds_of(int repetitions, Work&& work) {
   return watch.elapsed_seconds() / repetitions;
 }
 
-Case measure(const Format& format, std::uint64_t parameters, int thread_count, int rounds) {
+Case measure(const Format& format, std::uint64_t parameters, int thread_count, bool is_all_threads, int rounds) {
   const UpdateThreads threads(thread_count);
   const UpdateArrays arrays(format.parameter, format.states, static_cast<std::size_t>(parameters));
   Case result{.format = format,
               .parameters = parameters,
               .threads = thread_count,
+              .has_target = is_all_threads && parameters >= kLeastParametersOfTarget,
               .bytes_per_parameter = arrays.bytes_per_parameter(),
               .update = {},
               .roofline = {}};
@@ -104,17 +116,20 @@ nlohmann::ordered_json to_json(const Case& each) {
   json["gb_per_second"] = each.gigabytes(each.update);
   json["roofline_gb_per_second"] = each.gigabytes(each.roofline);
   json["fraction"] = interval_json(each.fraction());
+  if (each.has_target) json["target"] = target_json("fraction", kTarget);
+  json["verdict"] = name_of(each.verdict());
   return json;
 }
 
 std::string to_text(const std::vector<Case>& cases) {
-  std::vector<std::vector<std::string>> rows{{"", "Gparams/s", "B/param", "GB/s", "roofline", "fraction"}};
+  std::vector<std::vector<std::string>> rows{{"", "Gparams/s", "B/param", "GB/s", "roofline", "fraction", "target"}};
   for (const Case& each : cases) {
     const Interval fraction = each.fraction();
     rows.push_back({each.name(), formatted("%.3f", 1e-9 * each.rate(each.update)),
                     std::to_string(each.bytes_per_parameter), formatted("%.1f", each.gigabytes(each.update)),
                     formatted("%.1f", each.gigabytes(each.roofline)),
-                    formatted("%.3f (%.3f to %.3f)", fraction.median, fraction.low, fraction.high)});
+                    formatted("%.3f (%.3f to %.3f)", fraction.median, fraction.low, fraction.high),
+                    each.has_target ? formatted("fraction >= %.2f: %s", kTarget.value, name_of(each.verdict())) : "-"});
   }
   return format_table(rows);
 }
@@ -129,7 +144,7 @@ void bench_adam(const BenchAdamOptions& options) {
   for (const Format& format : kFormats) {
     for (const std::uint64_t parameters : options.parameters) {
       for (const int threads : thread_counts) {
-        cases.push_back(measure(format, parameters, threads, options.rounds));
+        cases.push_back(measure(format, parameters, threads, threads == all, options.rounds));
         if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name().c_str());
       }
     }

@@ -104,12 +104,6 @@ std::string kinds_table(const std::vector<BenchCase>& cases) {
   return format_table(rows);
 }
 
-Json target_json(std::string_view figure, const Target& target) {
-  return {{"figure", figure},
-          {"sense", target.sense == Target::Sense::at_most ? "at most" : "at least"},
-          {"value", target.value}};
-}
-
 Json case_json(const BenchCase& result) {
   Json json;
   json["name"] = result.name;
@@ -153,6 +147,12 @@ Json case_json(const BenchCase& result) {
 
 nlohmann::ordered_json interval_json(const Interval& interval) {
   return {{"median", interval.median}, {"low", interval.low}, {"high", interval.high}};
+}
+
+nlohmann::ordered_json target_json(std::string_view figure, const Target& target) {
+  return {{"figure", figure},
+          {"sense", target.sense == Target::Sense::at_most ? "at most" : "at least"},
+          {"value", target.value}};
 }
 
 std::string bench_json(int version, int threads, const Json& common, const std::vector<Json>& cases) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,6 +15,9 @@ namespace terrace {
 
 /// As every bench writes one: its median, low and high.
 nlohmann::ordered_json interval_json(const Interval& interval);
+
+/// The same of what a figure should be.
+nlohmann::ordered_json target_json(std::string_view figure, const Target& target);
 
 /// What a bench prints as JSON: the `version` of its format, the machine with LibTorch's `threads`, the fields of
 /// `common`, which hold for all cases, and the cases. Bytes that are not UTF-8, as a folder's name may have, are

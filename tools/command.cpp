@@ -76,7 +76,8 @@ Subcommand add_train(CLI::App& app) {
   CLI::App* train = app.add_subcommand("train", "Train a GPT on text, its memory spread over device, host and NVMe");
   add_config(*train, arguments->config);
   train->add_option("--data", arguments->data, "Text files or folders, instead of data.paths")->type_name("PATH");
-  train->add_option("--metrics", options.metrics, "Write one JSON object a step")->type_name("FILE");
+  train->add_option("--metrics", options.metrics, "Write one JSON object a step, once the next is done")
+      ->type_name("FILE");
   train
       ->add_option("--timeline", options.timeline,
                    "Write what moved, waited and was used, for ui.perfetto.dev or chrome://tracing")

@@ -145,8 +145,9 @@ class Checkpoints {
   Checkpoints(const TrainOptions& options, std::optional<CheckpointLock>& lock, Training& training, Report& report)
       : options_(options), lock_(lock), training_(training), report_(report), saved_step_(training.steps_done()) {}
 
+  bool is_due() const { return options_.save_every && training_.steps_done() % *options_.save_every == 0; }
   void after_step() {
-    if (options_.save_every && training_.steps_done() % *options_.save_every == 0) save();
+    if (is_due()) save();
   }
   void at_the_end() {
     if (lock_ && training_.steps_done() != saved_step_) save();
@@ -168,17 +169,50 @@ class Checkpoints {
   std::int64_t saved_step_;  ///< the one that was resumed, until one is saved
 };
 
+/// The files that get a line a step. It waits for the step's gradient norm, so that nobody else has to: until the next
+/// step is done, a checkpoint is to be saved, or the run ends or fails.
+class StepLines {
+ public:
+  StepLines(const std::vector<std::filesystem::path>& paths, Training& training) : training_(training) {
+    for (const auto& path : paths) files_.push_back(std::make_unique<MetricsFile>(path, training.steps_done()));
+  }
+  StepLines(const StepLines&) = delete;
+  StepLines& operator=(const StepLines&) = delete;
+  ~StepLines() {
+    try {
+      write_waiting();
+    } catch (const std::exception&) {
+      // The run has failed, and says why: that step's update, or a file.
+    }
+  }
+
+  void add(const StepMetrics& step) {
+    write_waiting();
+    if (!files_.empty()) waiting_ = step;
+  }
+  void write_waiting() {
+    if (std::optional<StepMetrics> step = std::exchange(waiting_, std::nullopt)) {
+      step->gradient_norm = training_.gradient_norm_of(step->step);
+      for (const auto& file : files_) file->write(*step);
+    }
+  }
+
+ private:
+  Training& training_;
+  std::vector<std::unique_ptr<MetricsFile>> files_;
+  std::optional<StepMetrics> waiting_;
+};
+
 /// Trains until the last step or an interrupt, saves, and fills in what the steps gave.
 void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock, Training& training,
                const std::vector<std::filesystem::path>& metrics_paths, const Interrupt& interrupt, Report& report) {
   const std::int64_t last_step = report.planned_steps;
-  std::vector<std::unique_ptr<MetricsFile>> files;
-  for (const auto& path : metrics_paths) files.push_back(std::make_unique<MetricsFile>(path, report.resumed_after));
+  StepLines lines(metrics_paths, training);
   Checkpoints checkpoints(options, lock, training, report);
   Progress progress(last_step, training.usage());
   while (training.steps_done() < last_step && !interrupt.requested()) {
     const StepMetrics step = training.step();
-    for (const auto& file : files) file->write(step);
+    lines.add(step);
     progress.show(step);
     report.tokens += step.tokens;
     report.seconds += step.seconds;
@@ -188,9 +222,11 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
       report.stall_seconds_by_cause[index_of(cause)] += step.stall_seconds_by_cause[index_of(cause)];
     }
     for (const Link link : all_links) report.moved_in_steps[index_of(link)] += step.bytes_moved[index_of(link)];
+    if (checkpoints.is_due()) lines.write_waiting();  // whoever resumes keeps the lines up to it
     checkpoints.after_step();
   }
   training.finish();
+  lines.write_waiting();
   checkpoints.at_the_end();
   report.steps = training.steps_done();
   report.loss = training.last_loss();

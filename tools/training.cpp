@@ -91,11 +91,12 @@ StepMetrics Training::step() {
   typed([&] {
     for (auto& group : optimizer_->param_groups()) group.options().set_lr(metrics.learning_rate);
     metrics.loss = last_loss_ = accumulate_gradients();
+    // It has been found by now: what that update changed has been used.
+    norm_before_ = {.step = steps_done_, .value = gradient_norm_of(steps_done_)};
     optimizer_->step();
     optimizer_->zero_grad();
   });
   metrics.step = ++steps_done_;
-  metrics.gradient_norm = optimizer_->gradient_norm();
   metrics.tokens = config_.train.micro_batch * config_.train.accumulate * config_.model.sequence;
 
   const MemoryUsage now = usage();
@@ -110,6 +111,11 @@ StepMetrics Training::step() {
   for (const Link link : all_links) metrics.bytes_moved[index_of(link)] = counted_.moved(link) - before.moved(link);
   metrics.seconds = watch.elapsed_seconds();
   return metrics;
+}
+
+std::optional<double> Training::gradient_norm_of(std::int64_t step) {
+  // A step that failed half way may have been the optimizer's last.
+  return step == norm_before_.step ? norm_before_.value : typed([&] { return optimizer_->gradient_norm(); });
 }
 
 void Training::finish() {

@@ -35,7 +35,11 @@ class Training {
   /// Builds the model. `dataset` must outlive this.
   Training(const Config& config, const Dataset& dataset, bool unmanaged);
 
+  /// Without the gradient norm, which is found behind the next step's forward.
   StepMetrics step();
+  /// Of the last step, which may have to be waited for, or of the one before it. Throws what its update has failed
+  /// with.
+  std::optional<double> gradient_norm_of(std::int64_t step);
   /// Waits for the updates that are still queued after the last step: what fails in one is thrown here at the latest.
   void finish();
 
@@ -96,6 +100,11 @@ class Training {
   std::mt19937_64 generator_;  // of what is drawn from the dataset
   std::int64_t steps_done_ = 0;
   double last_loss_ = 0;
+  /// Of the step before the one that the optimizer has taken last.
+  struct {
+    std::int64_t step = 0;
+    std::optional<double> value;
+  } norm_before_;
   MemoryUsage::AtStepEnd counted_;  // up to the last step's end, with what was left out of the next
 };
 

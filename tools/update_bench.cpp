@@ -47,10 +47,6 @@ nlohmann::ordered_json hidden_json(const HiddenUpdate& behind) {
   return json;
 }
 
-nlohmann::ordered_json target_json(const char* figure, double value) {
-  return {{"figure", figure}, {"sense", "at least"}, {"value", value}};
-}
-
 nlohmann::ordered_json to_json(const UpdateCase& each) {
   nlohmann::ordered_json json;
   json["name"] = each.setting.name;
@@ -70,12 +66,12 @@ nlohmann::ordered_json to_json(const UpdateCase& each) {
   json["together_seconds"] = each.together_seconds;
   json["fraction_of_together"] = interval_json(each.fraction_of_together);
   json["pairs"] = each.pairs;
-  json["target"] = target_json("fraction", update_fraction_target);
+  json["target"] = target_json("fraction", {Target::Sense::at_least, update_fraction_target});
   json["verdict"] = name_of(each.verdict);
   if (each.behind_forward.pairs > 0) {
     json["hidden"] = interval_json(each.behind_forward.hidden);
     json["behind_forward"] = hidden_json(each.behind_forward);
-    json["behind_forward"]["target"] = target_json("hidden", update_hidden_target);
+    json["behind_forward"]["target"] = target_json("hidden", {Target::Sense::at_least, update_hidden_target});
     json["behind_forward"]["verdict"] = name_of(each.behind_forward.verdict);
   }
   if (each.behind_step.pairs > 0) {

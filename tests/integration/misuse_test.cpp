@@ -1,13 +1,18 @@
 // What is not allowed fails clearly: by name, typed, with the way out, and leaves the session usable.
 
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/base/temporary_folder.h"
+#include "tests/integration/message_of.h"
 #include "tests/integration/mlp.h"
 #include "tests/integration/small_gpt.h"
 #include "tests/integration/tight_session.h"
@@ -50,6 +55,40 @@ TEST(Misuse, a_session_that_could_not_begin_does_not_stand_in_the_way_of_the_nex
   config.host.memory = 4096;
   EXPECT_THROW(Session session(config), OutOfMemory);
   EXPECT_NO_THROW(Session session(tight_config()));
+}
+
+TEST(Misuse, a_setting_that_the_program_has_misspelt_is_refused_with_those_there_are) {
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> misspelt{
+      {"optimizer.accumulate: found \"fp32\"; accepted: \"gradient\", \"float32\"",
+       [](Config& config) { config.optimizer.accumulate = "fp32"; }},
+      {"optimizer.update: found \"late\"; accepted: \"deferred\", \"immediate\"",
+       [](Config& config) { config.optimizer.update = "late"; }},
+      {"placement.activations: found \"drop\"", [](Config& config) { config.placement.activations = "drop"; }},
+      {"placement.order: found \"size\"", [](Config& config) { config.placement.order = "size"; }},
+      {"io.engine: found \"aio\"", [](Config& config) { config.io.engine = "aio"; }},
+      {"device.kind: found \"gpu\"", [](Config& config) { config.device.kind = "gpu"; }},
+  };
+  for (const auto& [text, misspell] : misspelt) {
+    Config config = tight_config();
+    misspell(config);
+    EXPECT_THAT(message_of<ConfigError>([&] { Session session(config); }), HasSubstr(text));
+  }
+  EXPECT_NO_THROW(Session session(tight_config()));
+}
+
+TEST(Misuse, a_setting_that_the_program_has_misspelt_is_refused_by_an_optimizer_without_a_session) {
+  Mlp model(4, width);
+  const auto refusal_of = [&](const Config::Optimizer& options) {
+    const std::string message = message_of<ConfigError>([&] { AdamW(model.parameters(), AdamW::Options(), options); });
+    AdamW::Groups groups;
+    groups.emplace_back(model.parameters());
+    EXPECT_EQ(message_of<ConfigError>([&] { SGD(groups, SGD::Options(1e-2), options); }), message);
+    return message;
+  };
+  EXPECT_THAT(refusal_of({.accumulate = "fp32"}), HasSubstr("accepted: \"gradient\", \"float32\""));
+  EXPECT_THAT(refusal_of({.update = "late"}), HasSubstr("accepted: \"deferred\", \"immediate\""));
+  EXPECT_THAT(refusal_of({.states = "bf16"}), HasSubstr("optimizer.states: found \"bf16\""));
+  EXPECT_THAT(refusal_of({.non_finite = "ignore"}), HasSubstr("optimizer.non_finite: found \"ignore\""));
 }
 
 TEST(Misuse, a_step_after_the_session_has_ended_is_refused) {

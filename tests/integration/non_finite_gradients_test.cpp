@@ -1,6 +1,7 @@
 // What an optimizer does with gradients that are not finite.
 
 #include <limits>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -95,6 +96,74 @@ TEST(NonFiniteGradients, are_told_of_by_whatever_waits_for_the_update) {
   expect_told_by([&] { world.session->synchronize(); });
   expect_told_by([&] { world.session->save(folder.path() / "checkpoint"); });
   expect_told_by([&] { const Gathered view = world.session->gather({world.model->layers[0]->weight}, Access::read); });
+}
+
+TEST(NonFiniteGradients, of_one_optimizer_are_told_of_by_its_own_next_step_and_cost_another_none) {
+  for (const char* update : {"deferred", "immediate"}) {
+    SCOPED_TRACE(update);
+    Config config = tight();
+    config.optimizer.non_finite = "error";
+    config.optimizer.update = update;
+    World world(&config);
+    const auto layers = [&](std::size_t from, std::size_t to) {
+      AdamW::Groups groups(1, Group(Tensors{}));
+      for (std::size_t layer = from; layer < to; ++layer) {
+        for (const at::Tensor& each : world.model->layers[layer]->parameters()) groups[0].params().push_back(each);
+      }
+      return groups;
+    };
+    const auto refused = world.adamw(layers(3, 6), usual());
+    const auto other = world.adamw(layers(0, 3), usual());
+    Tensors before, after;
+    add_parameters(world, before);
+    backward(world);
+    poison(world);
+    if (update == std::string("immediate")) {
+      EXPECT_THROW(refused->step(), NonFiniteGradient);
+    } else {
+      refused->step();
+    }
+    EXPECT_NO_THROW(other->step());
+    EXPECT_NO_THROW(other->step()) << "of the same gradients again";
+    world.model->zero_grad();
+    if (update == std::string("deferred")) {
+      EXPECT_THROW(refused->step(), NonFiniteGradient);
+    }
+    EXPECT_NO_THROW(refused->step()) << "once";
+    EXPECT_NO_THROW(world.session->synchronize());
+    add_parameters(world, after);
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      EXPECT_EQ(same_bits(before[i], after[i]), i >= 6) << i;
+    }
+  }
+}
+
+TEST(NonFiniteGradients, that_nobody_has_heard_of_are_over_with_a_load_that_succeeds) {
+  const TemporaryFolder folder;
+  Config config = tight();
+  config.optimizer.non_finite = "error";
+  World world(&config);
+  const auto optimizer = world.adamw(usual());
+  Tensors losses, saved, loaded;
+  world.train(*optimizer, losses);
+  world.session->save(folder.path() / "checkpoint");
+  add_parameters(world, saved);
+  const auto take_a_step_that_is_refused = [&] {
+    backward(world);
+    poison(world);
+    optimizer->step();
+    optimizer->zero_grad();
+  };
+  world.train(*optimizer, losses);
+  take_a_step_that_is_refused();
+  EXPECT_NO_THROW(world.session->load(folder.path() / "checkpoint"));
+  add_parameters(world, loaded);
+  expect_same_bits(loaded, saved);
+  EXPECT_NO_THROW(world.session->synchronize());
+  EXPECT_NO_THROW(world.train(*optimizer, losses));
+  take_a_step_that_is_refused();
+  EXPECT_THROW(world.session->load(folder.path() / "none"), ConfigError);
+  EXPECT_THROW(world.session->synchronize(), NonFiniteGradient) << "nothing was loaded";
 }
 
 TEST(NonFiniteGradients, are_told_of_by_the_step_itself_where_updates_are_immediate) {

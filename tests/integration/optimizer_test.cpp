@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -60,6 +61,33 @@ TEST(GradientNorms, are_read_without_waiting_for_the_update_that_finds_them) {
   world.session->synchronize();
   EXPECT_EQ(optimizer->newest_gradient_norms().value().step, 1);
   EXPECT_EQ(optimizer->skipped_steps(), 1);
+}
+
+TEST(GradientNorms, are_measured_and_nothing_is_clipped_where_the_most_is_infinite) {
+  const auto train = [](World& world, double most) {
+    const auto optimizer = world.adamw(usual());
+    optimizer->max_gradient_norm(most);
+    Tensors results;
+    for (int step = 0; step < 3; ++step) {
+      backward(world);
+      if (step == 2) poison(world, std::numeric_limits<float>::infinity());
+      optimizer->step();
+      optimizer->zero_grad();
+      const std::optional<double> norm = optimizer->gradient_norm();
+      EXPECT_EQ(norm.has_value(), most > 0);
+      EXPECT_EQ(std::isfinite(norm.value_or(1)), most == 0 || step < 2);
+    }
+    add_parameters(world, results);
+    return results;
+  };
+  World unmeasured;
+  const Tensors expected = train(unmeasured, 0);
+  const Config config = tight();
+  for (const Config* session : {static_cast<const Config*>(nullptr), &config}) {
+    World world(session);
+    const Tensors actual = train(world, std::numeric_limits<double>::infinity());
+    expect_same_bits(actual, expected);
+  }
 }
 
 // ---- The loss scale
@@ -232,6 +260,50 @@ TEST(AccumulationInFloat32, holds_from_the_first_step_for_what_joins_later) {
       }
       EXPECT_EQ(sums(world), 1 + 0x1p-8f) << (is_managed ? "managed" : "unmanaged") << (is_frozen ? ", unfrozen" : "");
     }
+  }
+}
+
+TEST(AccumulationInFloat32, refuses_sums_in_bf16_of_what_joined_by_libtorch_s_own_ways) {
+  const auto make = [](World& world) {
+    AdamW::Groups groups;
+    groups.emplace_back(world.model->layers[1]->parameters());
+    return world.adamw(groups, usual());
+  };
+  const auto take_a_step = [](World& world, AdamW& optimizer) {
+    for (int part = 0; part < 3; ++part) backward(world);
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  World by_its_own(nullptr, at::kBFloat16, {.accumulate = "float32"});
+  const auto expected_optimizer = make(by_its_own);
+  expected_optimizer->add_param_group(Group({by_its_own.model->layers[0]->weight}));
+  take_a_step(by_its_own, *expected_optimizer);
+  Tensors expected;
+  add_parameters(by_its_own, expected);
+  for (const bool is_group : {false, true}) {
+    World world(nullptr, at::kBFloat16, {.accumulate = "float32"});
+    at::Tensor& weight = world.model->layers[0]->weight;
+    const auto optimizer = make(world);
+    auto generator = at::globalContext().defaultGenerator(at::kCPU);
+    const at::Tensor state = generator.get_state();
+    if (is_group) {
+      static_cast<torch::optim::Optimizer&>(*optimizer).add_param_group(Group({weight}));
+    } else {
+      optimizer->param_groups()[0].params().push_back(weight);
+    }
+    Tensors before, after, actual;
+    add_parameters(world, before);
+    expect_logic_error("shape [60, 60]", [&] { take_a_step(world, *optimizer); });
+    expect_logic_error("set_grad_dtype", [&] { optimizer->step(); });
+    add_parameters(world, after);
+    expect_same_bits(after, before);
+    optimizer->zero_grad();
+    weight.set_grad_dtype(at::kFloat);
+    world.model->zero_grad();
+    generator.set_state(state);
+    take_a_step(world, *optimizer);
+    add_parameters(world, actual);
+    expect_same_bits(actual, expected);
   }
 }
 

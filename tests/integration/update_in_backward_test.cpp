@@ -1,7 +1,11 @@
 // Updates within backward.
 
+#include <functional>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -161,6 +165,46 @@ TEST(UpdateInBackward, takes_in_what_the_program_has_replaced_before_it_updates)
     return results;
   };
   expect_the_bits_of_updates_after_it(train);
+}
+
+/// The last group learns fastest.
+AdamW::Groups two_layers_a_group(World& world) {
+  AdamW::Groups groups;
+  for (std::size_t layer = 0; layer < 6; layer += 2) {
+    Tensors members = world.model->layers[layer]->parameters();
+    for (const at::Tensor& parameter : world.model->layers[layer + 1]->parameters()) members.push_back(parameter);
+    groups.emplace_back(members, std::make_unique<AdamW::Options>(1e-3 * static_cast<double>(layer + 1)));
+  }
+  return groups;
+}
+
+TEST(UpdateInBackward, goes_by_the_groups_as_they_are_and_not_as_they_were_at_the_last_step) {
+  using Change = std::function<void(AdamW::Groups&)>;
+  const std::vector<std::pair<std::string, Change>> changes{
+      {"the last group goes", [](AdamW::Groups& groups) { groups.pop_back(); }},
+      {"the first group goes", [](AdamW::Groups& groups) { groups.erase(groups.begin()); }},
+      {"a group has no parameters left", [](AdamW::Groups& groups) { groups[1].params().clear(); }},
+      {"a parameter leaves", [](AdamW::Groups& groups) { groups[0].params().erase(groups[0].params().begin() + 1); }},
+      {"parameters change groups", [](AdamW::Groups& groups) { groups[0].params().swap(groups[2].params()); }},
+      {"all go", [](AdamW::Groups& groups) { groups.clear(); }},
+  };
+  for (const auto& [name, change] : changes) {
+    SCOPED_TRACE(name);
+    expect_the_bits_of_updates_after_it([&](World& world, bool in_backward) {
+      const auto optimizer = world.adamw(two_layers_a_group(world), usual());
+      optimizer->update_in_backward(in_backward);
+      Tensors results;
+      for (int step = 0; step < 4; ++step) {
+        if (step == 2) change(optimizer->param_groups());
+        world.train(*optimizer, results);
+      }
+      add_parameters(world, results);
+      for (const at::Tensor& parameter : world.model->parameters()) {
+        results.push_back(parameter.grad().defined() ? parameter.grad().detach().clone() : torch::zeros({0}));
+      }
+      return results;
+    });
+  }
 }
 
 TEST(UpdateInBackward, goes_on_after_a_backward_that_failed_and_a_step) {

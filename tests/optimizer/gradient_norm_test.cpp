@@ -147,6 +147,13 @@ TEST(ClipCoefficient, scales_down_to_the_limit_and_never_up) {
   EXPECT_EQ(clip_coefficient(4.0, 1.0), static_cast<float>(1.0 / (4.0 + 1e-6)));
 }
 
+TEST(ClipCoefficient, is_one_for_every_norm_where_the_limit_is_infinite) {
+  const double infinite = std::numeric_limits<double>::infinity();
+  for (const double norm : {0.0, 4.0, 1e300, infinite, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(clip_coefficient(norm, infinite), 1.0f) << norm;
+  }
+}
+
 TEST(ClipCoefficient, is_zero_for_an_infinite_norm_and_nan_for_nan) {
   EXPECT_EQ(clip_coefficient(std::numeric_limits<double>::infinity(), 1.0), 0.0f);
   EXPECT_TRUE(std::isnan(clip_coefficient(std::numeric_limits<double>::quiet_NaN(), 1.0)));

@@ -127,6 +127,42 @@ TEST_P(RefusedUpdates, reach_who_submits_next_and_that_job_is_not_taken) {
   EXPECT_EQ(world_.current(), world_.all()) << "as they were";
 }
 
+TEST_P(RefusedUpdates, stand_in_the_way_of_no_other_optimizer_s_job) {
+  poison(0, Poison::nan);
+  queue_->submit(job(NonFinite::error));
+  UpdateJob other = world_.job(1, not_clipping, {2, 3});
+  other.report = std::make_shared<GradientReport>();
+  const GradientReport* const others_report = other.report.get();
+  EXPECT_NO_THROW(queue_->submit(std::move(other)));
+  EXPECT_NO_THROW(queue_->settle());
+  world_.update_arrays(1, not_clipping, {2, 3});
+  EXPECT_EQ(world_.current(), world_.all());
+  EXPECT_NO_THROW(queue_->throw_refusal_of(others_report));
+  EXPECT_THROW(queue_->throw_refusal_of(report_.get()), NonFiniteGradient);
+  EXPECT_NO_THROW(queue_->finish());
+}
+
+TEST_P(RefusedUpdates, of_several_optimizers_are_told_of_one_after_the_other_or_taken_together) {
+  const auto refuse_two = [&] {
+    for (const std::uint32_t index : {1u, 2u}) {
+      poison(index, Poison::nan);
+      UpdateJob refused = world_.job(1, not_clipping, {index});
+      refused.non_finite = NonFinite::error;
+      refused.report = std::make_shared<GradientReport>();
+      queue_->submit(std::move(refused));
+    }
+  };
+  refuse_two();
+  EXPECT_THROW(queue_->finish(), NonFiniteGradient);
+  EXPECT_THROW(queue_->finish(), NonFiniteGradient);
+  EXPECT_NO_THROW(queue_->finish());
+  refuse_two();
+  queue_->settle();
+  EXPECT_EQ(queue_->take_refusals().size(), 2u);
+  EXPECT_NO_THROW(queue_->finish());
+  EXPECT_TRUE(queue_->take_refusals().empty());
+}
+
 TEST_P(RefusedUpdates, reach_who_asks_without_waiting_once_a_chunk_has_been_used) {
   EXPECT_NO_THROW(queue_->throw_refusal());
   poison(0, Poison::nan);

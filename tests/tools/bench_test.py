@@ -108,6 +108,22 @@ class BenchTest(unittest.TestCase):
             self.assertGreater(case["fraction"]["median"], 0)
             self.assertAlmostEqual(case["gb_per_second"],
                                    case["gparams_per_second"] * case["bytes_per_param"], delta=1e-6)
+            self.assertNotIn("target", case)
+            self.assertEqual(case["verdict"], "none")
+
+    def test_adam_has_a_target_where_memory_sets_the_pace_of_all_threads(self):
+        result = bench("--parameters", "48Mi", "--rounds", "1", "--json", what="adam")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        cases = json.loads(result.stdout)["cases"]
+        all_threads = max(case["threads"] for case in cases)
+        for case in cases:
+            if case["threads"] == all_threads:
+                self.assertEqual(case["target"], {"figure": "fraction", "sense": "at least", "value": 0.95})
+                met = case["fraction"]["low"] >= 0.93
+                self.assertEqual(case["verdict"], "met" if met else "missed")
+            else:
+                self.assertNotIn("target", case)
+                self.assertEqual(case["verdict"], "none")
 
     def test_adam_refuses_what_is_no_number(self):
         for arguments in [("--parameters", "0"), ("--parameters", "many"), ("--parameters", "9Ti"), ("--rounds", "0")]:

@@ -302,6 +302,18 @@ class Training(TrainTest):
             self.assertEqual([step[tier + "_bytes"] for tier in ["device", "host", "nvme"]], [0, 0, 0])
             self.assertEqual(set(step["bytes_moved"].values()), {0})
 
+    def test_a_run_that_fails_leaves_a_line_of_every_step_that_was_done(self):
+        path = self.folder / "failed.jsonl"
+        wild = ["--set", "train.learning_rate=1e30", "--set", "optimizer.non_finite=error"]
+        for update in ["deferred", "immediate"]:
+            message = self.fails(1, ["is not finite"], "--metrics", path, "--set", f"optimizer.update={update}", *wild)
+            refused = int(re.search(r"step (\d+) was not taken", message)[1])
+            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            done = refused if update == "deferred" else refused - 1
+            self.assertEqual([line["step"] for line in lines], list(range(1, done + 1)))
+            self.assertEqual([line["gradient_norm"] is None for line in lines],
+                             [step == refused for step in range(1, done + 1)])
+
     def test_the_gradient_norm_is_null_without_clipping(self):
         run = self.metrics("metrics.jsonl", "--set", "train.max_gradient_norm=0")
         self.assertEqual([step["gradient_norm"] for step in run], [None] * 3)
