@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include <ATen/Parallel.h>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory_info.h"
@@ -124,6 +126,7 @@ bool uses_rates(const Config& config) {
 SessionMemory::SessionMemory(const Config& config) {
   const std::uint64_t available = available_memory_bytes();
   make_device(config.device, available);
+  cores_ = share_cores(at::get_num_threads(), numa_node_);
   const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
                                       uses_rates(config) ? RatesFile().load() : Rates{});
   chunk_bytes_ = plan.chunk_bytes;
@@ -136,7 +139,7 @@ SessionMemory::SessionMemory(const Config& config) {
     prefer_numa_node(arena_->region(), *numa_node_);
   }
   if (!config.nvme.paths.empty()) {
-    engine_ = make_io_engine(config.io.engine);
+    engine_ = make_io_engine(config.io.engine, cores_.transfers.processors);
     store_ = std::make_unique<NvmeStore>(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes);
     for (const auto& file : store_->removed_files()) {
       log(LogLevel::info, "nvme: removed " + file.string() + ", left by a process that is gone");
@@ -152,6 +155,7 @@ SessionMemory::SessionMemory(const Config& config) {
                             .prefetch_depth = static_cast<std::size_t>(config.io.prefetch),
                             .nvme_depth = plan.nvme_depth,
                             .staging_blocks_each_way = plan.staging_blocks_each_way,
+                            .transfer_processors = cores_.transfers.processors,
                             .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);
   host_source_ = std::make_shared<HostBlocks>(host_budget_, *this);

@@ -16,6 +16,7 @@
 #include "memory/access_stream.h"
 #include "memory/pool_budget.h"
 #include "memory/timeline.h"
+#include "offload/core_shares.h"
 #include "offload/device.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_store.h"
@@ -46,6 +47,8 @@ class SessionMemory {
   Device& device() const noexcept { return *device_; }
   /// Where the program computes: the CPU, or a CUDA device.
   c10::Device program_device() const noexcept { return program_device_; }
+  /// As they are for as many threads as LibTorch had when this was made.
+  const CoreShares& cores() const noexcept { return cores_; }
   Budget& budget(Tier tier) const noexcept;
   std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
   std::uint64_t device_chunk_limit() const noexcept { return device_chunk_limit_; }
@@ -103,6 +106,7 @@ class SessionMemory {
   double nvme_write_rate_ = 0;
   c10::Device program_device_ = c10::DeviceType::CPU;
   std::optional<unsigned> numa_node_;  ///< that the device is near to
+  CoreShares cores_;
   std::shared_ptr<Device> device_;
   std::shared_ptr<CudaDevice> cuda_device_;  ///< the same, where it is one
   std::shared_ptr<Budget> host_budget_;

@@ -10,7 +10,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "integration/background_updates.h"
 #include "integration/element_types.h"
 #include "integration/generator_state.h"
 #include "integration/recomputed_block.h"
@@ -106,7 +105,8 @@ SessionState::SessionState(const Config& config)
       spillable_(
           memory_, registry_, [this](std::exception_ptr error) { refused(std::move(error)); },
           [this] { gradients_->notice_dead_storages(); }),
-      updates_(std::make_unique<UpdateQueue>(memory_.stream(), updates_run_in_background(), update_thread_count())),
+      updates_(std::make_unique<UpdateQueue>(memory_.stream(), memory_.cores().update_in_background,
+                                             memory_.cores().update_threads, memory_.cores().update.processors)),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)),
       chunk_bytes_(memory_.chunk_bytes()) {
   set_log_level(config.log.level);

@@ -64,7 +64,8 @@ AccessStream::AccessStream(std::array<Budget*, tier_count> budgets, Device& devi
       transfers_(device, arena, store, engine,
                  {.observer = timeline_,
                   .nvme_depth = options.nvme_depth,
-                  .staging_blocks_each_way = options.staging_blocks_each_way}) {}
+                  .staging_blocks_each_way = options.staging_blocks_each_way,
+                  .processors = options.transfer_processors}) {}
 
 ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t bytes, Tier home,
                                 const ChunkOptions& options) {

@@ -90,6 +90,7 @@ class AccessStream {
     std::size_t most_transfers = 1024;                     ///< at a time, below TransferService::most_transfers
     std::size_t nvme_depth = 0;                            ///< as in TransferService
     std::size_t staging_blocks_each_way = TransferService::staging_blocks_each_way;  ///< as in TransferService
+    Processors transfer_processors{};                                                ///< as in TransferService
     Timeline* timeline = nullptr;  ///< outlives the stream; null: nothing is recorded
   };
 

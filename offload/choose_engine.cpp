@@ -13,8 +13,8 @@ namespace {
 
 std::function<std::unique_ptr<IoEngine>(std::unique_ptr<IoEngine>)> decorator;
 
-std::unique_ptr<IoEngine> make_plain_engine(std::string_view choice) {
-  if (choice == "threads") return std::make_unique<ThreadEngine>();
+std::unique_ptr<IoEngine> make_plain_engine(std::string_view choice, const Processors& processors) {
+  if (choice == "threads") return std::make_unique<ThreadEngine>(processors);
   if (choice != "auto" && choice != "io_uring") {
     throw ConfigError("nvme: there is no I/O engine \"" + std::string(choice) + "\"",
                       "choose auto, io_uring or threads");
@@ -27,13 +27,13 @@ std::unique_ptr<IoEngine> make_plain_engine(std::string_view choice) {
                       "container's seccomp profile)");
   }
   note_fallback("nvme: threads read and write instead of io_uring", why_not);
-  return std::make_unique<ThreadEngine>();
+  return std::make_unique<ThreadEngine>(processors);
 }
 
 }  // namespace
 
-std::unique_ptr<IoEngine> make_io_engine(std::string_view choice) {
-  std::unique_ptr<IoEngine> engine = make_plain_engine(choice);
+std::unique_ptr<IoEngine> make_io_engine(std::string_view choice, const Processors& processors) {
+  std::unique_ptr<IoEngine> engine = make_plain_engine(choice, processors);
   return decorator ? decorator(std::move(engine)) : std::move(engine);
 }
 

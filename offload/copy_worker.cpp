@@ -16,13 +16,13 @@ constexpr std::size_t fewest_in_flight = 2;
 
 }  // namespace
 
-CopyWorker::CopyWorker(TransferBoard& board, Device& device, Link link)
+CopyWorker::CopyWorker(TransferBoard& board, Device& device, Link link, const Processors& processors)
     : board_(board),
       device_(device),
       link_(link),
       most_in_flight_(std::max(bytes_in_flight / board.block_bytes(), fewest_in_flight)),
       thread_(start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
-                                        [this] { work(); })) {}
+                                        processors, [this] { work(); })) {}
 
 void CopyWorker::work() {
   TransferBoard::Lock lock = board_.lock();

@@ -9,13 +9,14 @@
 #include <thread>
 
 #include "offload/device.h"
+#include "offload/processors.h"
 #include "offload/transfer_board.h"
 
 namespace terrace {
 
 class CopyWorker final : public LinkWorker {
  public:
-  CopyWorker(TransferBoard& board, Device& device, Link link);
+  CopyWorker(TransferBoard& board, Device& device, Link link, const Processors& processors = {});
   ~CopyWorker() override = default;
   CopyWorker(const CopyWorker&) = delete;
   CopyWorker& operator=(const CopyWorker&) = delete;

@@ -56,7 +56,8 @@ std::size_t NvmeWorker::default_depth(std::size_t block_bytes) noexcept {
   return std::clamp(bytes_in_flight / block_bytes, fewest_operations, most_operations);
 }
 
-NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth)
+NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth,
+                       const Processors& processors)
     : board_(board),
       store_(store),
       link_(link),
@@ -71,7 +72,7 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
   ended_.reserve(2 * depth);
   passed_on_.reserve(2 * depth);
   thread_ = start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
-                                      [this] { work(); });
+                                      processors, [this] { work(); });
 }
 
 NvmeWorker::~NvmeWorker() {

@@ -30,6 +30,7 @@
 
 #include "offload/io_engine.h"
 #include "offload/nvme_store.h"
+#include "offload/processors.h"
 #include "offload/transfer_board.h"
 
 namespace terrace {
@@ -45,7 +46,8 @@ class NvmeWorker final : public LinkWorker {
 
   /// Opens its queue on the engine, with the link's staging blocks and the store's files registered. Throws IoError
   /// where that fails, or no thread can be started.
-  NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth);
+  NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine, Link link, std::size_t depth,
+             const Processors& processors = {});
   ~NvmeWorker() override;
   NvmeWorker(const NvmeWorker&) = delete;
   NvmeWorker& operator=(const NvmeWorker&) = delete;

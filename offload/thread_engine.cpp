@@ -19,10 +19,10 @@ constexpr std::size_t kMostThreads = 8;
 
 class ThreadQueue : public IoQueue {
  public:
-  explicit ThreadQueue(std::size_t depth) : depth_(depth) {
+  ThreadQueue(std::size_t depth, const Processors& processors) : depth_(depth) {
     completed_.reserve(depth);  // a thread that has done its work must be able to say so
     for (std::size_t i = 0; i < std::min(depth, kMostThreads); ++i) {
-      threads_.push_back(start_thread<std::jthread>("nvme: starting threads for input and output",
+      threads_.push_back(start_thread<std::jthread>("nvme: starting threads for input and output", processors,
                                                     [this](const std::stop_token& stop) { run(stop); }));
     }
   }
@@ -103,7 +103,7 @@ class ThreadQueue : public IoQueue {
 std::unique_ptr<IoQueue> ThreadEngine::open_queue(std::size_t depth, std::span<const std::span<std::byte>>,
                                                   std::span<const IoFile* const>) {
   if (depth == 0) throw LogicError("nvme: a queue needs a depth of at least 1");
-  return std::make_unique<ThreadQueue>(depth);
+  return std::make_unique<ThreadQueue>(depth, processors_);
 }
 
 }  // namespace terrace

@@ -16,17 +16,6 @@ std::size_t weight_of(hwloc_const_cpuset_t set) {
   return set == nullptr ? 0 : static_cast<std::size_t>(std::max(hwloc_bitmap_weight(set), 0));
 }
 
-/// What the process is allowed and has not given up (taskset).
-std::size_t usable_threads(hwloc_topology_t topology) {
-  const HwlocBitmap usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)), &hwloc_bitmap_free);
-  const HwlocBitmap bound(hwloc_bitmap_alloc(), &hwloc_bitmap_free);
-  if (!usable || !bound) return 0;
-  if (hwloc_get_cpubind(topology, bound.get(), HWLOC_CPUBIND_PROCESS) == 0) {
-    hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
-  }
-  return weight_of(usable.get());
-}
-
 std::vector<Topology::NumaNode> numa_nodes(hwloc_topology_t topology) {
   std::vector<Topology::NumaNode> nodes;
   for (hwloc_obj_t node = nullptr;
@@ -109,7 +98,7 @@ Topology read_topology() {
   result.packages = count_of(topology, HWLOC_OBJ_PACKAGE);
   result.cores = count_of(topology, HWLOC_OBJ_CORE);
   result.threads = count_of(topology, HWLOC_OBJ_PU);
-  result.usable_threads = usable_threads(topology);
+  result.usable_threads = weight_of(usable_processors(topology).get());
   result.numa_nodes = numa_nodes(topology);
   result.caches = caches(topology);
   result.attached = attached(topology);

@@ -18,15 +18,15 @@ TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* st
       options.nvme_depth > 0 ? options.nvme_depth : NvmeWorker::default_depth(board_.block_bytes());
   if (store != nullptr) {
     for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
-      board_.set_worker(link, std::make_unique<NvmeWorker>(board_, *store, *engine, link, depth));
+      board_.set_worker(link, std::make_unique<NvmeWorker>(board_, *store, *engine, link, depth, options.processors));
     }
   }
   for (const Link link : {Link::host_to_device, Link::device_to_host}) {
-    board_.set_worker(link, std::make_unique<CopyWorker>(board_, device, link));
+    board_.set_worker(link, std::make_unique<CopyWorker>(board_, device, link, options.processors));
   }
   if (store != nullptr) {
     const auto tick = std::chrono::nanoseconds(options.patience) / NvmeWorker::most_ticks;
-    clock_ = start_thread<std::jthread>("transfer: starting the thread that watches the drives",
+    clock_ = start_thread<std::jthread>("transfer: starting the thread that watches the drives", options.processors,
                                         [this, tick](const std::stop_token& stop) { keep_time(stop, tick); });
   }
 }

@@ -27,6 +27,7 @@
 #include "offload/host_arena.h"
 #include "offload/io_engine.h"
 #include "offload/nvme_store.h"
+#include "offload/processors.h"
 #include "offload/transfer.h"
 #include "offload/transfer_board.h"
 
@@ -50,6 +51,7 @@ class TransferService {
     /// of the drive is theirs of what is in flight.
     std::size_t staging_blocks_each_way = TransferService::staging_blocks_each_way;
     std::chrono::milliseconds patience = default_patience;
+    Processors processors{};  ///< that its threads run on; those of an engine run where that was told
   };
 
   /// `store` and `engine` are null where there is no NVMe tier. All outlive the service. The staging blocks come from

@@ -25,11 +25,15 @@ bool is_passing(const std::exception_ptr& error) {
 
 }  // namespace
 
-UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads) : stream_(stream), threads_(threads) {
+UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads, const Processors& processors)
+    : stream_(stream), threads_(threads, processors) {
   note_instruction_set();
   stream_.set_prior_work(this);
   if (background) {
-    background_ = std::thread([this] { work_in_background(); });
+    background_ = std::thread([this, processors] {
+      bind_this_thread(processors);
+      work_in_background();
+    });
   }
 }
 

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "memory/access_stream.h"
+#include "offload/processors.h"
 #include "optimizer/update.h"
 
 namespace terrace {
@@ -43,8 +44,9 @@ class UpdateQueue final : public PriorWork {
  public:
   /// Asks `stream`, which outlives it, to send accesses here. `background`: whether a thread of its own works on what
   /// is queued; otherwise whoever needs a set updates it. What the kernels lack on this CPU is noted as a fallback.
-  /// `threads`: that the arithmetic runs on.
-  UpdateQueue(AccessStream& stream, bool background, int threads);
+  /// `threads`: that the arithmetic runs on. That thread, and those of oneTBB that help whoever updates, run on
+  /// `processors`.
+  UpdateQueue(AccessStream& stream, bool background, int threads, const Processors& processors = {});
   ~UpdateQueue() override;
   UpdateQueue(const UpdateQueue&) = delete;
   UpdateQueue& operator=(const UpdateQueue&) = delete;

@@ -3,7 +3,8 @@
 /// Work is cut into parts whose results do not depend on who does them, nor on how many do: their number never changes
 /// a bit. Nor does what the program has told its own threads of rounding and of subnormal numbers: parts run by the
 /// standard (see standard_arithmetic.h). Threads come from oneTBB, which shares them among all of its users in the
-/// process.
+/// process: they run on hardware threads of the update's own for as long as they take parts. The thread that calls runs
+/// where it does.
 ///
 /// Threads: `for_each` may be called by several at a time.
 #pragma once
@@ -12,12 +13,15 @@
 #include <functional>
 #include <memory>
 
+#include "offload/processors.h"
+
 namespace terrace {
 
 class UpdateThreads {
  public:
-  /// At most `count`, with the thread that calls: at least that one, and no more than there are cores.
-  explicit UpdateThreads(int count);
+  /// At most `count`, with the thread that calls: at least that one, and no more than there are cores. Those of
+  /// oneTBB take their parts on `processors`.
+  explicit UpdateThreads(int count, Processors processors = {});
   ~UpdateThreads();
   UpdateThreads(const UpdateThreads&) = delete;
   UpdateThreads& operator=(const UpdateThreads&) = delete;
@@ -31,6 +35,7 @@ class UpdateThreads {
   struct Arena;
 
   const int count_;
+  const Processors processors_;
   const std::unique_ptr<Arena> arena_;
 };
 

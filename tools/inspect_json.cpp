@@ -112,6 +112,13 @@ Json nvme_json(const Inspection& found, const Json& rates) {
   return json;
 }
 
+/// Null where they may run on any.
+void add_share(const CoreShares::Share& share, Json& json) {
+  const bool on_any = share.processors.empty();
+  json["hardware_threads"] = on_any ? Json() : Json(ranges_of(share.processors));
+  json["numa_nodes"] = on_any ? Json() : Json(share.numa_nodes);
+}
+
 }  // namespace
 
 std::string to_json(const Inspection& found) {
@@ -133,11 +140,14 @@ std::string to_json(const Inspection& found) {
   run["device"] = device_json(found, rates["links"]);
   run["nvme"] = nvme_json(found, rates["paths"]);
   run["compute"] = {{"threads", found.threads}};
+  add_share(found.cores.compute, run["compute"]);
   run["update"] = {{"instruction_set", found.update.instruction_set},
                    {"fused_multiply_add", found.update.uses_fma},
-                   {"in_background", found.update.in_background},
-                   {"threads", found.update.threads}};
+                   {"in_background", found.cores.update_in_background},
+                   {"threads", found.cores.update_threads}};
+  add_share(found.cores.update, run["update"]);
   run["transfers"] = {{"threads", found.transfer_threads}};
+  add_share(found.cores.transfers, run["transfers"]);
   run["fallbacks"] = Json::array();
   for (const Fallback& fallback : found.fallbacks) {
     run["fallbacks"].push_back({{"what", fallback.what}, {"reason", fallback.reason}});

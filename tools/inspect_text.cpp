@@ -165,6 +165,14 @@ Rows path_rows(const Inspection& found, const Inspection::Path& path) {
   return section.rows();
 }
 
+std::string share_text(const CoreShares::Share& share) {
+  if (share.processors.empty()) return "any hardware thread";
+  std::string nodes;
+  for (const unsigned node : share.numa_nodes) nodes += (nodes.empty() ? "" : " and ") + std::to_string(node);
+  return "hardware thread" + std::string(share.processors.size() == 1 ? " " : "s ") + ranges_of(share.processors) +
+         (nodes.empty() ? "" : (share.numa_nodes.size() == 1 ? " near NUMA node " : " near NUMA nodes ") + nodes);
+}
+
 Rows work_rows(const Inspection& found) {
   Section section("work");
   if (found.nvme) {
@@ -172,13 +180,17 @@ Rows work_rows(const Inspection& found) {
                                   format_bytes(found.plan.granule_bytes) + " at once each way");
   }
   const auto threads = [](int number) { return count(static_cast<std::size_t>(number), "thread"); };
-  section.add("compute", threads(found.threads) + " for " + count(found.topology.usable_threads, "hardware thread"));
+  const CoreShares& cores = found.cores;
+  section.add("compute", threads(found.threads) +
+                             (cores.compute.processors.empty() ? ", on " : ", to which updates leave ") +
+                             share_text(cores.compute));
   section.add("update",
               found.update.instruction_set + (found.update.uses_fma ? "" : ", without fused multiply-add") + ", " +
-                  threads(found.update.threads) +
-                  (found.update.in_background ? ", beside computation on what that leaves free"
-                                              : ", while the program waits for it, as compute takes every core"));
-  section.add("transfers", threads(found.transfer_threads) + ", one a link, on any core");
+                  threads(cores.update_threads) +
+                  (cores.update_in_background ? ", beside computation"
+                                              : ", while the program waits for it, as compute takes every core") +
+                  ", on " + share_text(cores.update));
+  section.add("transfers", threads(found.transfer_threads) + ", one a link, on " + share_text(cores.transfers));
   const auto& memory = found.rates.memory;
   section.add("memory", !memory ? kNotMeasured
                                 : "copy " + rate(memory->copy_one_core) + " by one core, " + rate(memory->copy) +

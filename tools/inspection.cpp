@@ -9,7 +9,6 @@
 
 #include "base/memory_info.h"
 #include "base/units.h"
-#include "integration/background_updates.h"
 #include "integration/cuda_program.h"
 #include "offload/choose_device.h"
 #include "offload/choose_engine.h"
@@ -17,6 +16,7 @@
 #include "offload/emulated_device.h"
 #include "offload/extent_file.h"
 #include "offload/host_arena.h"
+#include "offload/numa.h"
 #include "offload/nvme_paths.h"
 #include "optimizer/adamw.h"
 #include "optimizer/instruction_set.h"
@@ -99,7 +99,7 @@ Inspection::Nvme nvme(const Config& config, const MemoryPlan& plan) {
 
 Inspection::Update update() {
   note_instruction_set();
-  return {adamw_instruction_set(), adamw_uses_fma(), updates_run_in_background(), update_thread_count()};
+  return {adamw_instruction_set(), adamw_uses_fma()};
 }
 
 }  // namespace
@@ -117,6 +117,8 @@ Inspection make_inspection(const Config& config, const Rates& rates) {
   found.threads = at::get_num_threads();
   found.transfer_threads = config.nvme.paths.empty() ? 2 : static_cast<int>(link_count);
   found.update = update();
+  found.cores = share_cores(
+      found.threads, found.device.cuda ? numa_node_of_pci(found.device.cuda->properties.pci_address) : std::nullopt);
   found.fallbacks = noted_fallbacks();
   found.rates = rates;
   return found;

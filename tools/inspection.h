@@ -13,6 +13,7 @@
 #include "base/fallback.h"
 #include "integration/memory_plan.h"
 #include "integration/rates.h"
+#include "offload/core_shares.h"
 #include "offload/cuda_driver.h"
 #include "offload/nvml.h"
 #include "offload/tier.h"
@@ -67,8 +68,6 @@ struct Inspection {
   struct Update {
     std::string instruction_set;
     bool uses_fma = false;
-    bool in_background = false;
-    int threads = 0;
   };
 
   BuildInfo build;
@@ -81,6 +80,7 @@ struct Inspection {
   int threads = 0;           ///< of LibTorch
   int transfer_threads = 0;  ///< one a link
   Update update;
+  CoreShares cores;
   std::vector<Fallback> fallbacks;
   Rates rates;
 };

@@ -7,15 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Parallel.h>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory_info.h"
 #include "base/units.h"
 #include "integration/adamw.h"
-#include "integration/background_updates.h"
 #include "integration/memory_plan.h"
 #include "integration/rates.h"
 #include "integration/session.h"
+#include "offload/core_shares.h"
 #include "offload/emulated_computation.h"
 #include "offload/emulated_device.h"
 #include "optimizer/update_threads.h"
@@ -351,7 +353,7 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.host_bytes = *config.host.memory;
   result.block_bytes = plan.granule_bytes;
   result.depth = plan.nvme_depth;
-  result.threads = update_thread_count();
+  result.threads = share_cores(at::get_num_threads(), std::nullopt).update_threads;
   Model model(setting, config, record_uses(model_options(setting)));
   Updates updates(model);
   for (int i = 0; i < kCalibrations; ++i) {

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "optimizer/update_queue.h"
+#include "tests/offload/threads_of_process.h"
 #include "tests/optimizer/update_world.h"
 
 namespace terrace {
@@ -79,6 +80,19 @@ TEST(UpdateQueueThreads, others_may_finish_and_ask_for_norms_while_one_submits) 
   queue.finish();
   EXPECT_EQ(world.current(), all);
   world.world.check_invariants();
+}
+
+TEST(UpdateQueueThreads, the_background_runs_on_the_updates_own_hardware_threads) {
+  const Processors all = processors_of_this_thread();
+  if (all.size() < 2) GTEST_SKIP() << "this process may run on one hardware thread only";
+  const Processors one{all.back()};
+  UpdateWorld world(roomy);
+  const auto before = threads_of_process();
+  const UpdateQueue queue(world.world.stream, true, 1, one);
+  const auto threads = new_threads(before, one);
+  ASSERT_EQ(threads.size(), 1u);
+  EXPECT_EQ(threads.begin()->second, one);
+  EXPECT_EQ(processors_of_this_thread(), all);
 }
 
 }  // namespace

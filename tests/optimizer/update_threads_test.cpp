@@ -2,14 +2,20 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <set>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
+
+#include "tests/offload/threads_of_process.h"
 
 namespace terrace {
 namespace {
@@ -49,6 +55,86 @@ TEST(UpdateThreads, serves_several_callers_at_a_time) {
   }
   callers.clear();
   EXPECT_EQ(done, 4u * 50 * 16);
+}
+
+/// Waits until two threads have come, or one has waited for long: which threads take parts is oneTBB's choice.
+class Meeting {
+ public:
+  void come() {
+    std::unique_lock lock(mutex_);
+    threads_.insert(std::this_thread::get_id());
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(20), [&] { return threads_.size() > 1; });
+  }
+  std::size_t size() const { return threads_.size(); }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<std::thread::id> threads_;
+};
+
+TEST(UpdateThreads, run_on_the_updates_own_hardware_threads_for_as_long_as_they_take_parts_and_callers_where_they_do) {
+  const Processors all = processors_of_this_thread();
+  if (all.size() < 2) GTEST_SKIP() << "this process may run on one hardware thread only";
+  const Processors one{all.back()};
+  const auto caller = std::this_thread::get_id();
+  std::mutex mutex;
+  std::set<int> helpers;
+  for (int round = 0; round < 3; ++round) {
+    Meeting meeting;
+    UpdateThreads(2, one).for_each(2, [&](std::size_t) {
+      meeting.come();
+      const bool is_caller = std::this_thread::get_id() == caller;
+      const std::lock_guard lock(mutex);
+      EXPECT_EQ(processors_of_this_thread(), is_caller ? all : one);
+      if (!is_caller) helpers.insert(::gettid());
+    });
+    EXPECT_EQ(meeting.size(), 2u);
+    EXPECT_EQ(processors_of_this_thread(), all);
+    const auto threads = threads_of_process();
+    for (const int helper : helpers) EXPECT_EQ(threads.at(helper), all) << "others use it next";
+  }
+}
+
+// Alone in its process, as ctest runs it, it has oneTBB start them.
+TEST(UpdateThreads, that_are_started_for_a_bound_caller_may_run_anywhere_afterwards) {
+  const Processors all = processors_of_this_thread();
+  if (all.size() < 2) GTEST_SKIP() << "this process may run on one hardware thread only";
+  const Processors one{all.back()};
+  std::mutex mutex;
+  std::set<int> helpers;
+  std::thread([&] {
+    bind_this_thread(one);
+    const int caller = ::gettid();
+    Meeting meeting;
+    UpdateThreads(2, one).for_each(2, [&](std::size_t) {
+      meeting.come();
+      const std::lock_guard lock(mutex);
+      if (::gettid() != caller) helpers.insert(::gettid());
+    });
+  }).join();
+  ASSERT_EQ(helpers.size(), 1u);
+  EXPECT_EQ(threads_of_process().at(*helpers.begin()), all);
+}
+
+TEST(UpdateThreads, never_bind_a_caller_that_takes_anothers_parts) {
+  const Processors all = processors_of_this_thread();
+  const UpdateThreads threads(2, {all.back()});
+  std::vector<std::jthread> callers;
+  for (int i = 0; i < 4; ++i) {
+    callers.emplace_back([&] {
+      static thread_local bool is_caller = false;
+      is_caller = true;
+      for (int round = 0; round < 200; ++round) {
+        threads.for_each(16, [&](std::size_t) {
+          if (is_caller) {
+            EXPECT_EQ(processors_of_this_thread(), all);
+          }
+        });
+      }
+    });
+  }
 }
 
 TEST(UpdateThreads, computes_by_the_standard_whatever_the_program_told_its_own_thread) {

@@ -163,7 +163,7 @@ class Report(InspectTest):
         self.assertEqual(case["device"]["link_bytes_per_second"], 500_000_000)
 
     def test_who_updates_is_told(self):
-        cores = os.cpu_count()
+        cores = len(os.sched_getaffinity(0))
         _, case = self.report(*self.small, OMP_NUM_THREADS=str(cores))
         self.assertFalse(case["update"]["in_background"])
         self.assertEqual(case["update"]["threads"], cores)
@@ -172,6 +172,39 @@ class Report(InspectTest):
             self.assertTrue(case["update"]["in_background"])
             self.assertEqual(case["compute"]["threads"], 1)
             self.assertEqual(case["update"]["threads"], cores - 1)
+
+    def test_nobody_owns_hardware_threads_where_compute_leaves_none(self):
+        cores = str(len(os.sched_getaffinity(0)))
+        _, case = self.report(*self.small, OMP_NUM_THREADS=cores)
+        for part in ("compute", "update", "transfers"):
+            self.assertIsNone(case[part]["hardware_threads"])
+            self.assertIsNone(case[part]["numa_nodes"])
+        self.assertEqual(self.succeeds(*self.small, OMP_NUM_THREADS=cores).stdout.count(", on any hardware thread\n"), 3)
+
+    def test_who_owns_which_hardware_threads_is_told(self):
+        usable = sorted(os.sched_getaffinity(0))
+        if len(usable) < 2:
+            self.skipTest("this process may run on one hardware thread only")
+        two = usable[-2:]
+        here = {"refused": lambda: os.sched_setaffinity(0, two), "OMP_NUM_THREADS": "1"}
+        _, case = self.report(*self.small, **here)
+        self.assertEqual([case[part]["hardware_threads"] for part in ("compute", "update", "transfers")],
+                         [str(two[0]), str(two[1]), None])
+        text = self.succeeds(*self.small, **here).stdout
+        self.assertIn(f"1 thread, to which updates leave hardware thread {two[0]}", text)
+        self.assertIn(f"1 thread, beside computation, on hardware thread {two[1]}", text)
+        self.assertIn("2 threads, one a link, on any hardware thread", text)
+
+    def test_owners_are_told_as_ranges_with_their_numa_nodes(self):
+        there = {"HWLOC_SYNTHETIC": "package:2 [numanode] core:4 pu:1", "OMP_NUM_THREADS": "2"}
+        _, case = self.report(*self.small, **there)
+        self.assertEqual([(case[part]["hardware_threads"], case[part]["numa_nodes"])
+                          for part in ("compute", "update", "transfers")],
+                         [("0-1", [0]), ("2-7", [0, 1]), ("2-7", [0, 1])])
+        self.assertEqual(case["update"]["threads"], 6)
+        text = self.succeeds(*self.small, **there).stdout
+        self.assertIn("2 threads, to which updates leave hardware threads 0-1 near NUMA node 0\n", text)
+        self.assertIn("6 threads, beside computation, on hardware threads 2-7 near NUMA nodes 0 and 1\n", text)
 
     def test_transfers_have_a_thread_a_link(self):
         self.assertEqual(self.report(*self.small)[1]["transfers"]["threads"], 2)
