@@ -68,7 +68,8 @@ class Gradients::Park : public autograd::FunctionPreHook {
     }
     const std::scoped_lock accumulating(NodeMutex::of(accumulator_));  // another thread may be
     const std::scoped_lock lock(owner->program_mutex_);
-    owner->hook_restore(parameter_);  // the program may have set a hook of its own since
+    require_type_asked_for(parameter_, parameter_.gradient_type);  // the program may have asked for another since,
+    owner->hook_restore(parameter_);                               // and set a hook of its own
     parked_->put(std::exchange(parameter_.tensor.mutable_grad(), {}));
     return gradients;
   }
@@ -158,6 +159,16 @@ void Gradients::require_fits(const ManagedParameter& parameter, const at::Tensor
     throw LogicError(c10::str("parameter '", parameter.name, "', of shape ", parameter.tensor.sizes(),
                               ", has a gradient of shape ", gradient.sizes()),
                      "give it one of its own shape");
+  }
+}
+
+void Gradients::require_type_asked_for(const ManagedParameter& parameter, at::ScalarType summed_up) {
+  const at::ScalarType own = parameter.tensor.scalar_type();
+  const at::ScalarType asked = parameter.tensor.grad_dtype().value_or(own);
+  if (asked != own && asked != summed_up) {
+    throw ConfigError("parameter '" + parameter.name + "' asks for gradients of " + c10::toString(asked) +
+                          " (set_grad_dtype), and the session sums up those of " + c10::toString(summed_up),
+                      "set optimizer.accumulate = \"float32\" for bf16 parameters, or ask for no other type");
   }
 }
 

@@ -39,6 +39,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// Throws LogicError, by the parameter's name, for a gradient of another shape than it or a sparse one.
   static void require_fits(const ManagedParameter& parameter, const at::Tensor& gradient);
 
+  /// Throws ConfigError, by the parameter's name, where its program has asked LibTorch for gradients of another type
+  /// than its own and the one that they are `summed_up` in.
+  static void require_type_asked_for(const ManagedParameter& parameter, at::ScalarType summed_up);
+
   /// The parameter's gradient as the update reads it, in its managed run: adopted, or where it requires grad
   /// itself copied there. To be kept until the update is done. The gradient must be defined.
   at::Tensor for_update(ManagedParameter& parameter);

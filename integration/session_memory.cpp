@@ -126,7 +126,8 @@ bool uses_rates(const Config& config) {
 SessionMemory::SessionMemory(const Config& config) {
   const std::uint64_t available = available_memory_bytes();
   make_device(config.device, available);
-  cores_ = share_cores(at::get_num_threads(), numa_node_);
+  // Where the device computes, the program takes one core to tell it what.
+  cores_ = share_cores(program_device_.is_cpu() ? at::get_num_threads() : 1, numa_node_);
   const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
                                       uses_rates(config) ? RatesFile().load() : Rates{});
   chunk_bytes_ = plan.chunk_bytes;

@@ -183,16 +183,8 @@ at::ScalarType SessionState::gradient_type_of(at::ScalarType parameter) const no
 }
 
 void SessionState::require_gradient_type(const ManagedParameter& parameter) const {
-  const at::Tensor& tensor = parameter.tensor;
-  if (!tensor.requires_grad()) {
-    return;
-  }
-  const at::ScalarType asked = tensor.grad_dtype().value_or(tensor.scalar_type());
-  if (asked != tensor.scalar_type() && asked != gradient_type_of(tensor.scalar_type())) {
-    throw ConfigError("parameter '" + parameter.name + "' asks for gradients of " + c10::toString(asked) +
-                          " (set_grad_dtype), and the session sums up those of " +
-                          c10::toString(gradient_type_of(tensor.scalar_type())),
-                      "set optimizer.accumulate = \"float32\" for bf16 parameters, or ask for no other type");
+  if (parameter.tensor.requires_grad()) {
+    Gradients::require_type_asked_for(parameter, gradient_type_of(parameter.tensor.scalar_type()));
   }
 }
 

@@ -17,7 +17,7 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value 
 
 Layout Layout::plan(std::span<const LayoutRun> runs, std::uint64_t chunk_bytes) {
   Layout layout;
-  std::map<std::pair<std::uint32_t, bool>, std::uint32_t> open;  // group, of its smallest -> what the next may join
+  std::map<std::uint32_t, std::uint32_t> open;  // group -> the chunk that its next run may join
   for (const LayoutRun& run : runs) {
     const std::uint64_t limit =
         round_up(std::max<std::uint64_t>(chunk_bytes / run.element_bytes, 1), chunk_elements_unit);
@@ -27,8 +27,7 @@ Layout Layout::plan(std::span<const LayoutRun> runs, std::uint64_t chunk_bytes) 
       layout.chunks.push_back({run.elements, run.element_bytes, run.group});
       continue;
     }
-    const std::pair share{run.group, run.elements * smallest_of_chunk <= limit};
-    const auto found = open.find(share);
+    const auto found = open.find(run.group);
     if (found != open.end()) {
       LayoutChunk& chunk = layout.chunks[found->second];
       const std::uint64_t offset = round_up(chunk.elements, alignment);
@@ -39,7 +38,7 @@ Layout Layout::plan(std::span<const LayoutRun> runs, std::uint64_t chunk_bytes) 
       }
     }
     const auto fresh = static_cast<std::uint32_t>(layout.chunks.size());
-    open[share] = fresh;
+    open[run.group] = fresh;
     layout.places.push_back({fresh, 0});
     layout.chunks.push_back({run.elements, run.element_bytes, run.group});
   }

@@ -3,9 +3,7 @@
 /// Runs of one group (a data type, with or without gradients) are laid out in the order given. Every run
 /// starts at a multiple of 512 bytes; a chunk is a multiple of 4,096 elements, so that ranks can divide it;
 /// a run larger than a chunk has a chunk of its own size, and the small ones around it share one, as near to each other
-/// as if it were not there. The smallest, such as biases and what normalises, share chunks apart from the others: each
-/// layer uses some of these, so that they stay where they are while large ones come and go. (DeepSpeed's ZeRO-3 keeps
-/// those back too, below `stage3_param_persistence_threshold`.) Pure.
+/// as if it were not there. Pure.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +39,6 @@ struct Layout {
 
   std::vector<LayoutChunk> chunks;
   std::vector<LayoutPlace> places;  ///< one a run, in their order
-
-  /// A run of no more than one part in so many of a chunk is one of the smallest.
-  static constexpr std::uint64_t smallest_of_chunk = 64;
 
   /// `chunk_bytes` is the size of a chunk of the first kind that the runs are laid out for; it is rounded up
   /// to a whole number of 4,096 elements.

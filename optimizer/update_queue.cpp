@@ -131,6 +131,9 @@ void UpdateQueue::settle(Lock& lock) {
   for (ItemId id = first_; id < end() && !error_; ++id) {
     resolve(id, lock, AccessOrigin::prior_work);
   }
+  if (submitted_ != nullptr && !error_) {
+    resolve_norm(lock, AccessOrigin::prior_work);  // of one that updates nothing, too
+  }
   if (error_) {
     std::rethrow_exception(error_);
   }

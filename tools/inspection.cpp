@@ -117,8 +117,8 @@ Inspection make_inspection(const Config& config, const Rates& rates) {
   found.threads = at::get_num_threads();
   found.transfer_threads = config.nvme.paths.empty() ? 2 : static_cast<int>(link_count);
   found.update = update();
-  found.cores = share_cores(
-      found.threads, found.device.cuda ? numa_node_of_pci(found.device.cuda->properties.pci_address) : std::nullopt);
+  found.cores = found.device.cuda ? share_cores(1, numa_node_of_pci(found.device.cuda->properties.pci_address))
+                                  : share_cores(found.threads, std::nullopt);
   found.fallbacks = noted_fallbacks();
   found.rates = rates;
   return found;

@@ -99,7 +99,7 @@ TEST_F(MemoryPlanTest, stages_as_much_as_keeps_up_with_a_full_queue_where_that_i
   config_.host.memory = 16 * kMiB;
   EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way);
   config_.placement.chunk = 32 * kMiB;
-  config_.host.memory = 512 * kMiB;
+  config_.host.memory = 256 * kMiB;
   EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way) << "of larger blocks";
   config_.placement.chunk = 4 * kMiB;
   config_.nvme.paths.clear();

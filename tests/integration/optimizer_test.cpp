@@ -229,6 +229,24 @@ TEST(AccumulationInFloat32, is_what_the_session_says_and_not_what_libtorch_was_a
   }
 }
 
+TEST(AccumulationInFloat32, of_a_parameter_that_asks_for_another_type_later_is_refused_by_its_next_backward) {
+  const Config config = tight();
+  World world(&config);
+  at::Tensor& bias = world.model->layers[1]->bias;
+  backward(world);
+  const at::Tensor before = bias.grad().clone();
+  bias.set_grad_dtype(at::kBFloat16);
+  try {
+    backward(world);
+    FAIL() << "no error";
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), HasSubstr("'layer1.bias' asks for gradients of BFloat16"));
+  }
+  bias.set_grad_dtype(at::kFloat);
+  EXPECT_TRUE(at::equal(bias.grad(), before)) << "what was accumulated is lost";
+  EXPECT_NO_THROW(backward(world));
+}
+
 TEST(AccumulationInFloat32, holds_from_the_first_step_for_what_joins_later) {
   const auto sums = [](World& world) {
     for (const double part : {1.0, 0x1p-9, 0x1p-9}) (world.model->layers[0]->weight.flatten()[0] * part).backward();

@@ -92,20 +92,6 @@ TEST(Layout, a_run_larger_than_a_chunk_has_one_of_its_own_and_closes_none) {
   EXPECT_NE(layout.places[1].chunk, layout.places[0].chunk);
 }
 
-TEST(Layout, the_smallest_of_all_layers_share_a_chunk_apart_from_the_others) {
-  std::vector<LayoutRun> runs;
-  for (int layer = 0; layer < 20; ++layer) {
-    runs.push_back({chunk_bytes / 4 / 64, 4, 0});      // normalises
-    runs.push_back({chunk_bytes / 4 / 64 + 1, 4, 0});  // hardly more
-    runs.push_back({8000, 4, 0});
-  }
-  const Layout layout = Layout::plan(runs, chunk_bytes);
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    EXPECT_EQ(layout.places[i].chunk == layout.places[0].chunk, i % 3 == 0) << "run " << i;
-  }
-  EXPECT_EQ(layout.chunks[layout.places[0].chunk].bytes(), chunk_bytes / 2) << "it is only as long as it needs to be";
-}
-
 TEST(Layout, a_run_of_exactly_one_chunk_fills_it) {
   const std::vector<LayoutRun> runs{{16'384, 4, 0}, {1, 4, 0}};
   const Layout layout = Layout::plan(runs, chunk_bytes);

@@ -23,7 +23,8 @@
 namespace terrace {
 namespace {
 
-constexpr std::size_t operations_at_once = 64;  ///< that the service gives to an engine each way, of small blocks
+/// That the service gives to an engine each way.
+const std::size_t operations_at_once = NvmeWorker::default_depth(granule);
 
 /// Extents by the order in which their writes began; `fill_drive` returns when no more writes can begin until some are
 /// let through.

@@ -64,6 +64,14 @@ class RefusedUpdates : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Updates, RefusedUpdates, testing::Bool(),
                          [](const auto& test) { return test.param ? "in_background" : "when_needed"; });
 
+TEST_P(RefusedUpdates, have_no_part_in_the_norm_of_a_job_without_segments_which_the_next_job_does_not_lose) {
+  UpdateJob empty = world_.job(1, not_clipping, {});
+  empty.non_finite = NonFinite::skip;
+  const UpdateTicket first = queue_->submit(std::move(empty));
+  queue_->submit(job(NonFinite::skip));
+  EXPECT_EQ(queue_->norm(first), 0.0);
+}
+
 TEST_P(RefusedUpdates, change_no_bit_and_no_count_and_let_go_of_gradients) {
   for (const Poison how : {Poison::nan, Poison::infinity}) {
     for (const std::uint32_t index : world_.all()) {
