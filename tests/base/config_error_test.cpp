@@ -67,7 +67,7 @@ TEST(Config, a_wrong_type_names_the_line_the_key_what_was_found_and_what_is_acce
             "t.toml:1: model.layers: found \"4\"; accepted: a whole number from 1 to 2147483647");
   EXPECT_EQ(parse_error("train.steps = 1.5").find("t.toml:1: train.steps: found 1.5; accepted: a whole number"), 0U);
   EXPECT_EQ(parse_error("train.learning_rate = true"),
-            "t.toml:1: train.learning_rate: found true; accepted: a finite number of 0 or more");
+            "t.toml:1: train.learning_rate: found true; accepted: a number from 0 to 1e+37");
   EXPECT_EQ(parse_error("device.kind = 1"),
             "t.toml:1: device.kind: found 1; accepted: \"auto\", \"cuda\", \"emulated\"");
   EXPECT_EQ(parse_error("placement.gradients = 0.5").find("t.toml:1: placement.gradients: found 0.5; accepted: "), 0U);
@@ -126,6 +126,17 @@ TEST(Config, numbers_out_of_range_are_refused) {
     EXPECT_EQ(error.find("t.toml:1: " + key + ": found "), 0U) << error;
     EXPECT_NE(error.find("; accepted: "), std::string::npos) << error;
   }
+}
+
+TEST(Config, a_rate_that_an_update_cannot_compute_with_is_refused) {
+  EXPECT_EQ(parse_error("train.learning_rate = 1e38"),
+            "t.toml:1: train.learning_rate: found 1e+38; accepted: a number from 0 to 1e+37");
+  EXPECT_EQ(parse_error("train.weight_decay = 1e300"),
+            "t.toml:1: train.weight_decay: found 1e+300; accepted: a number from 0 to 1e+37");
+  EXPECT_EQ(parse_error("train.max_gradient_norm = inf"),
+            "t.toml:1: train.max_gradient_norm: found inf; accepted: a finite number of 0 or more");
+  EXPECT_EQ(Config::parse("train.learning_rate = 1e37").train.learning_rate, 1e37);
+  EXPECT_EQ(Config::parse("train.max_gradient_norm = 1e300").train.max_gradient_norm, 1e300);
 }
 
 TEST(Config, shares_must_be_parts_that_sum_to_one) {

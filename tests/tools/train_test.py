@@ -157,6 +157,13 @@ class BadUsage(TrainTest):
         self.assertEqual(run.returncode, 2)
         self.assertIn("missing.toml", run.stderr)
 
+    def test_a_rate_that_an_update_cannot_compute_with_is_refused(self):
+        for setting, found in (("learning_rate=1e38", "1e+38"), ("learning_rate=1e39", "1e+39"),
+                               ("weight_decay=1e300", "1e+300")):
+            run = self.train("--set", f"train.{setting}")
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(f"found {found}; accepted: a number from 0 to 1e+37", run.stderr)
+
     def test_heads_must_divide_the_width(self):
         self.fails(2, ["model.width (64)", "model.heads (3)"], "--set", "model.heads=3")
 
