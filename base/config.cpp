@@ -119,7 +119,10 @@ std::string read_text(const std::filesystem::path& path) {
     throw ConfigError("cannot read configuration " + path.string() + ": " + why);
   };
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) fail(std::generic_category().message(EISDIR));
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) fail(std::generic_category().message(EISDIR));
+  // A device may have no end, and a pipe nobody who writes to it.
+  if (std::filesystem::is_other(status)) fail("it is not a regular file");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(std::generic_category().message(errno));

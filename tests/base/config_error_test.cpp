@@ -1,5 +1,6 @@
 // What a configuration refuses and what it says: the file, the line, the key, what was found and what is accepted.
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -215,6 +216,15 @@ TEST(Config, a_file_that_cannot_be_read_is_named) {
             "cannot read configuration " + missing + ": No such file or directory");
   EXPECT_EQ(error_of([&] { Config::load(folder.path()); }),
             "cannot read configuration " + folder.path().string() + ": Is a directory");
+}
+
+TEST(Config, what_may_never_end_is_not_read) {
+  const TemporaryFolder folder;
+  const std::string pipe = (folder.path() / "pipe.toml").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(error_of([&] { Config::load(pipe); }), "cannot read configuration " + pipe + ": it is not a regular file");
+  EXPECT_EQ(error_of([&] { Config::load("/dev/zero"); }),
+            "cannot read configuration /dev/zero: it is not a regular file");
 }
 
 TEST(Config, a_file_with_an_error_is_named_with_the_line) {

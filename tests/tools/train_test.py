@@ -157,6 +157,14 @@ class BadUsage(TrainTest):
         self.assertEqual(run.returncode, 2)
         self.assertIn("missing.toml", run.stderr)
 
+    def test_a_configuration_that_may_never_end_is_refused(self):
+        pipe = self.folder / "pipe.toml"
+        os.mkfifo(pipe)
+        for path in (pipe, "/dev/zero"):
+            run = self.train(config=path)
+            self.assertEqual(run.returncode, 2)
+            self.assertIn(f"{path}: it is not a regular file", run.stderr)
+
     def test_a_rate_that_an_update_cannot_compute_with_is_refused(self):
         for setting, found in (("learning_rate=1e38", "1e+38"), ("learning_rate=1e39", "1e+39"),
                                ("weight_decay=1e300", "1e+300")):
