@@ -165,6 +165,13 @@ class BadUsage(TrainTest):
             self.assertEqual(run.returncode, 2)
             self.assertIn(f"{path}: it is not a regular file", run.stderr)
 
+    def test_an_empty_name_is_refused(self):
+        for option in ("--config", "--output", "--metrics", "--timeline", "--save", "--resume"):
+            run = subprocess.run([TERRACE, "train", "--data", self.text, option, ""], capture_output=True, text=True,
+                                 cwd=self.folder, timeout=120, check=False)
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(f"{option}: found nothing", run.stderr)
+
     def test_a_rate_that_an_update_cannot_compute_with_is_refused(self):
         for setting, found in (("learning_rate=1e38", "1e+38"), ("learning_rate=1e39", "1e+39"),
                                ("weight_decay=1e300", "1e+300")):
