@@ -116,6 +116,8 @@ class Usage(InspectTest):
         self.fails(4, [below, "hint"], *self.small, "--set", f"nvme.paths={below}", "--set", "nvme.memory=64MiB")
         self.fails(4, ["nvme.memory", "free"], *self.three_tiers, "--set", "nvme.memory=900000TiB")
         self.assertFalse(self.nvme.exists(), "a failure leaves no folder")
+        for path in ("/proc", "/sys"):
+            self.fails(4, [f"the file system of {path} has 0B free", "hint"], *self.small, "--set", f"nvme.paths={path}")
 
 
 class Report(InspectTest):

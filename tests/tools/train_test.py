@@ -274,6 +274,10 @@ class BadPaths(TrainTest):
         below_a_file = self.text / "nvme"
         self.fails(4, [below_a_file], "--set", f'nvme.paths=["{below_a_file}"]', "--set", "nvme.memory=64MiB")
 
+    def test_an_nvme_path_without_any_free_space_is_named(self):
+        for path in ("/proc", "/sys"):
+            self.fails(4, [f"the file system of {path} has 0B free"], "--set", f"nvme.paths={path}")
+
     def test_more_nvme_memory_than_the_disk_has_is_refused(self):
         self.fails(4, ["nvme.memory"], "--set", f'nvme.paths=["{self.folder}/nvme"]', "--set", "nvme.memory=900000TiB")
 
