@@ -37,14 +37,14 @@ TEST(StepPhases, of_further_micro_batches_bring_gradients_back_to_be_added_to) {
 
 /// Forward and backward over chunks that an update has made anew on the host, so that none is on the device at first.
 /// What is there in the end makes no difference, and is what was used last.
-std::size_t fewest_fetches(std::size_t chunks, int room) {
-  std::vector<OfflineAccess> passes;
+double fewest_fetches(std::size_t chunks, int room) {
+  std::vector<OfflineEvent> passes;
   for (std::size_t i = 0; i < chunks; ++i) passes.push_back({.chunk = i});
   for (std::size_t i = chunks; i-- > 0;) passes.push_back({.chunk = i});
   OfflineCopies nothing{std::vector<bool>(chunks), std::vector<bool>(chunks)};
   OfflineCopies end = nothing;
   for (int i = 0; i < room; ++i) end.resident[static_cast<std::size_t>(i)] = true;
-  return fewest_transfers(passes, room, nothing, end).value();
+  return least_transfers(passes, room, nothing, end);
 }
 
 TEST(StepPhases, bring_no_more_to_the_device_than_the_optimum_of_eviction_for_what_they_use) {
@@ -52,7 +52,7 @@ TEST(StepPhases, bring_no_more_to_the_device_than_the_optimum_of_eviction_for_wh
     for (int room = 1; room < static_cast<int>(chunks); ++room) {
       const auto phases =
           phases_of_step({.parameters = static_cast<double>(chunks), .device_room = static_cast<double>(room)});
-      EXPECT_EQ(moved(phases, Link::host_to_device), static_cast<double>(fewest_fetches(chunks, room)))
+      EXPECT_EQ(moved(phases, Link::host_to_device), fewest_fetches(chunks, room))
           << chunks << " chunks, room for " << room;
     }
   }
