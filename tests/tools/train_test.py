@@ -213,6 +213,17 @@ class SmallBudgets(TrainTest):
         message = self.fails(3, ["host"], "--set", "host.memory=64KiB")
         self.assertIn("host.memory", message)
 
+    def test_more_layers_than_anything_holds_are_refused_at_once(self):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        for arguments, tier in (([], "device"), ([*ON_NVME, "--set", "placement.activations=recompute"], "device"),
+                                (["--unmanaged"], "host")):
+            command = [TERRACE, "train", "--config", self.config, "--data", self.text, *arguments,
+                       "--set", "model.layers=1000000000"]
+            run = subprocess.run(command, cwd=self.folder, timeout=60, check=False, capture_output=True, text=True,
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, limit)))
+            self.assertEqual(run.returncode, 3, run.stderr)
+            self.assertIn(f"terrace: {tier}: ", run.stderr)
+
     def needed(self, *arguments):
         case = json.loads(self.succeeds("--json", *arguments).stdout)["cases"][0]
         return case["tiers"]["device"]["needed_bytes"]
