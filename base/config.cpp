@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <sstream>
 #include <system_error>
@@ -123,8 +123,12 @@ std::string read_text(const std::filesystem::path& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(std::generic_category().message(errno));
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  constexpr std::size_t most_bytes = std::size_t{1} << 20U;  // a device may have no end
+  std::string text(most_bytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad()) fail("reading failed");
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > most_bytes) fail("it has more than " + format_bytes(most_bytes));
   return text;
 }
 

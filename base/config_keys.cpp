@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::int64_t kMostCount = std::numeric_limits<std::int32_t>::max();  // products of two fit 64 bits
 constexpr std::int64_t kMostWhole = std::numeric_limits<std::int64_t>::max();
+constexpr double kMostFinite = std::numeric_limits<double>::max();
+constexpr double kMostInUpdate = 1e37;  // an update computes in fp32, and its first step with ten times the rate
 
 /// The place of a value in a configuration, const or not.
 template <typename Section, typename Member>
@@ -70,8 +72,8 @@ Key whole(std::string name, std::int64_t least, std::int64_t most, Place place) 
 }
 
 template <typename Place>
-Key rate(std::string name, Place place) {
-  return {std::move(name), [place](const Value& value, Config& config) { place(config) = value.rate(); },
+Key rate(std::string name, double most, Place place) {
+  return {std::move(name), [place, most](const Value& value, Config& config) { place(config) = value.rate(most); },
           [place](const Config& config, toml::table& out, std::string_view leaf) {
             out.insert_or_assign(leaf, place(config));
           }};
@@ -168,10 +170,10 @@ std::vector<Key> make_keys() {
       whole("train.micro_batch", 1, kMostCount, field(&Config::train, &Config::Train::micro_batch)),
       whole("train.accumulate", 1, kMostCount, field(&Config::train, &Config::Train::accumulate)),
       whole("train.seed", 0, kMostWhole, field(&Config::train, &Config::Train::seed)),
-      rate("train.learning_rate", field(&Config::train, &Config::Train::learning_rate)),
+      rate("train.learning_rate", kMostInUpdate, field(&Config::train, &Config::Train::learning_rate)),
       whole("train.warmup", 0, kMostWhole, field(&Config::train, &Config::Train::warmup)),
-      rate("train.weight_decay", field(&Config::train, &Config::Train::weight_decay)),
-      rate("train.max_gradient_norm", field(&Config::train, &Config::Train::max_gradient_norm)),
+      rate("train.weight_decay", kMostInUpdate, field(&Config::train, &Config::Train::weight_decay)),
+      rate("train.max_gradient_norm", kMostFinite, field(&Config::train, &Config::Train::max_gradient_norm)),
   };
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -118,10 +119,11 @@ std::int64_t Value::whole_number(std::int64_t least, std::int64_t most) const {
   return integer->get();
 }
 
-double Value::rate() const {
+double Value::rate(double most) const {
   const auto value = number(node_);
-  if (!value || !std::isfinite(*value) || *value < 0) refuse("a finite number of 0 or more");
-  return *value;
+  if (value && *value >= 0 && *value <= most) return *value;
+  refuse(most == std::numeric_limits<double>::max() ? "a finite number of 0 or more"
+                                                    : "a number from 0 to " + shortest(most));
 }
 
 double Value::share() const {

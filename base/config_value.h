@@ -46,8 +46,8 @@ class Value {
   std::string one_of(const std::vector<std::string_view>& choices) const;
   std::int64_t whole_number(std::int64_t least, std::int64_t most) const;
 
-  /// A finite number of 0 or more.
-  double rate() const;
+  /// A finite number of 0 or more, and at most `most`.
+  double rate(double most) const;
 
   /// A list of strings; one string is a list of one.
   std::vector<std::filesystem::path> paths() const;

@@ -117,6 +117,10 @@ std::uint64_t default_nvme_capacity(const std::vector<fs::path>& paths) {
   if (systems.empty()) return 0;
   std::uint64_t share = ~std::uint64_t{0};
   for (const auto& [device, file_system] : systems) {
+    if (file_system.free_bytes == 0) {
+      throw IoError("nvme: the file system of " + file_system.path.string() + " has 0B free",
+                    "set nvme.paths to folders that can be written, on drives with free space");
+    }
     share = std::min(share, file_system.free_bytes / 10 * 9 / file_system.path_count);
   }
   struct rlimit limit {};

@@ -10,7 +10,7 @@ namespace terrace {
 
 /// 90% of the free space that an even split over the paths can use, counting what dead processes left as free, and no
 /// more than files may have of this process.
-/// Changes nothing on disk; the paths need not exist yet. Throws IoError.
+/// Changes nothing on disk; the paths need not exist yet. Throws IoError, also where there is no free space at all.
 std::uint64_t default_nvme_capacity(const std::vector<std::filesystem::path>& paths);
 
 /// How many extents each path's even share of `capacity_bytes` holds beside the file's header. Throws OutOfMemory if

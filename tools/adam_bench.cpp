@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -11,6 +14,7 @@
 #include "base/units.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
+#include "tools/interrupt.h"
 #include "tools/paired.h"
 #include "tools/text_table.h"
 #include "tools/update_arrays.h"
@@ -82,7 +86,9 @@ double seconds_of(int repetitions, Work&& work) {
   return watch.elapsed_seconds() / repetitions;
 }
 
-Case measure(const Format& format, std::uint64_t parameters, int thread_count, bool is_all_threads, int rounds) {
+/// Nothing where there was an interrupt before its end.
+std::optional<Case> measure(const Format& format, std::uint64_t parameters, int thread_count, bool is_all_threads,
+                            int rounds, const Interrupt& interrupt) {
   const UpdateThreads threads(thread_count);
   const UpdateArrays arrays(format.parameter, format.states, static_cast<std::size_t>(parameters));
   Case result{.format = format,
@@ -98,6 +104,7 @@ Case measure(const Format& format, std::uint64_t parameters, int thread_count, b
   const double once = seconds_of(1, update);
   const int repetitions = std::max(1, static_cast<int>(kLeastSeconds / once));
   for (int round = 0; round < rounds; ++round) {
+    if (interrupt.requested()) return std::nullopt;
     // Who comes first changes, as a machine's speed drifts.
     if (round % 2 == 0) result.update.push_back(seconds_of(repetitions, update));
     result.roofline.push_back(seconds_of(repetitions, without_arithmetic));
@@ -134,28 +141,37 @@ std::string to_text(const std::vector<Case>& cases) {
   return format_table(rows);
 }
 
-}  // namespace
-
-void bench_adam(const BenchAdamOptions& options) {
-  const int all = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  std::vector<int> thread_counts{1};
-  if (all > 1) thread_counts.push_back(all);
-  std::vector<Case> cases;
-  for (const Format& format : kFormats) {
-    for (const std::uint64_t parameters : options.parameters) {
-      for (const int threads : thread_counts) {
-        cases.push_back(measure(format, parameters, threads, threads == all, options.rounds));
-        if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name().c_str());
-      }
-    }
-  }
+void print(const std::vector<Case>& cases, int all_threads, const BenchAdamOptions& options) {
   if (!options.json) {
     std::fputs(to_text(cases).c_str(), stdout);
     return;
   }
   std::vector<nlohmann::ordered_json> list;
   for (const Case& each : cases) list.push_back(to_json(each));
-  std::printf("%s\n", bench_json(kVersion, all, {{"instruction_set", adamw_instruction_set()}}, list).c_str());
+  std::printf("%s\n", bench_json(kVersion, all_threads, {{"instruction_set", adamw_instruction_set()}}, list).c_str());
+}
+
+}  // namespace
+
+bool bench_adam(const BenchAdamOptions& options) {
+  const int all = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  std::vector<int> thread_counts{1};
+  if (all > 1) thread_counts.push_back(all);
+  const Interrupt interrupt;
+  std::vector<Case> cases;
+  for (const Format& format : kFormats) {
+    for (const std::uint64_t parameters : options.parameters) {
+      for (const int threads : thread_counts) {
+        if (interrupt.requested()) break;
+        std::optional<Case> measured = measure(format, parameters, threads, threads == all, options.rounds, interrupt);
+        if (!measured) break;
+        cases.push_back(std::move(*measured));
+        if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name().c_str());
+      }
+    }
+  }
+  print(cases, all, options);
+  return !interrupt.requested();
 }
 
 }  // namespace terrace

@@ -14,7 +14,8 @@ struct BenchAdamOptions {
   bool json = false;
 };
 
-/// Prints the table, or JSON. Throws OutOfMemory where the machine has no room for the largest case.
-void bench_adam(const BenchAdamOptions& options);
+/// Prints the table, or JSON. Returns false after Ctrl-C, having printed the cases that were measured. Throws
+/// OutOfMemory where the machine has no room for the largest case.
+bool bench_adam(const BenchAdamOptions& options);
 
 }  // namespace terrace

@@ -49,8 +49,7 @@ Subcommand add_link(CLI::App& bench) {
             const Config config = Config::parse("", "configuration", arguments->settings);
             set_log_level(config.log.level);
             arguments->options.device = config.device;
-            bench_link(arguments->options);
-            return ExitCode::done;
+            return code_of(bench_link(arguments->options));
           }};
 }
 
@@ -60,7 +59,7 @@ struct NvmeArguments {
   BenchNvmeOptions options;
 };
 
-void run_nvme(NvmeArguments& arguments) {
+bool run_nvme(NvmeArguments& arguments) {
   BenchNvmeOptions& options = arguments.options;
   if (!arguments.blocks.empty()) options.blocks.clear();
   for (const std::string& block : arguments.blocks) {
@@ -73,7 +72,7 @@ void run_nvme(NvmeArguments& arguments) {
   if (options.bytes < *std::max_element(options.blocks.begin(), options.blocks.end())) {
     throw ConfigError("--bytes " + arguments.bytes + " is less than a block");
   }
-  bench_nvme(options);
+  return bench_nvme(options);
 }
 
 Subcommand add_nvme(CLI::App& bench) {
@@ -101,10 +100,7 @@ Subcommand add_nvme(CLI::App& bench) {
   nvme->add_flag("--busy", arguments->options.busy, "Keep every core busy meanwhile");
   nvme->add_flag("--json", arguments->options.json, "Report as JSON");
   nvme->footer("Example:\n  terrace bench nvme --path /data/terrace --block 1MiB --depth 8");
-  return {nvme, [arguments] {
-            run_nvme(*arguments);
-            return ExitCode::done;
-          }};
+  return {nvme, [arguments] { return code_of(run_nvme(*arguments)); }};
 }
 
 struct AdamArguments {
@@ -112,7 +108,7 @@ struct AdamArguments {
   BenchAdamOptions options;
 };
 
-void run_adam(AdamArguments& arguments) {
+bool run_adam(AdamArguments& arguments) {
   BenchAdamOptions& options = arguments.options;
   if (!arguments.parameters.empty()) options.parameters.clear();
   for (const std::string& count : arguments.parameters) {
@@ -127,7 +123,7 @@ void run_adam(AdamArguments& arguments) {
     }
     options.parameters.push_back(parameters);
   }
-  bench_adam(options);
+  return bench_adam(options);
 }
 
 Subcommand add_adam(CLI::App& bench) {
@@ -143,10 +139,7 @@ Subcommand add_adam(CLI::App& bench) {
       ->check(at_least(1));
   adam->add_flag("--json", arguments->options.json, "Report as JSON");
   adam->footer("Example:\n  terrace bench adam --parameters 48Mi");
-  return {adam, [arguments] {
-            run_adam(*arguments);
-            return ExitCode::done;
-          }};
+  return {adam, [arguments] { return code_of(run_adam(*arguments)); }};
 }
 
 constexpr const char* kStepFooter =

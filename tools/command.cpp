@@ -51,7 +51,8 @@ struct ConfigArguments {
 
 void add_config(CLI::App& command, ConfigArguments& arguments) {
   command.add_option("--config", arguments.config, "Configuration file (TOML); every key has a default")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(file_name());
   command.add_option("--set", arguments.settings, "Set one key of the configuration, as in device.memory=64MiB")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
@@ -77,13 +78,16 @@ Subcommand add_train(CLI::App& app) {
   add_config(*train, arguments->config);
   train->add_option("--data", arguments->data, "Text files or folders, instead of data.paths")->type_name("PATH");
   train->add_option("--metrics", options.metrics, "Write one JSON object a step, once the next is done")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(file_name());
   train
       ->add_option("--timeline", options.timeline,
                    "Write what moved, waited and was used, for ui.perfetto.dev or chrome://tracing")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(file_name());
   train->add_option("--output", options.output, "Folder for config.toml, metrics.jsonl, sample.txt and report.json")
-      ->type_name("FOLDER");
+      ->type_name("FOLDER")
+      ->check(folder_name());
   train->add_flag("--unmanaged", options.unmanaged, "Train with plain LibTorch, all in memory: the same losses");
   train->add_option("--stop-after", options.stop_after, "End after so many steps of train.steps")
       ->type_name("STEPS")

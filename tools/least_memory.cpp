@@ -1,7 +1,7 @@
 #include "tools/least_memory.h"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -10,6 +10,7 @@
 #include "integration/offloaded_activations.h"
 #include "offload/page_blocks.h"
 #include "tools/gpt.h"
+#include "tools/saturating.h"
 
 namespace terrace {
 namespace {
@@ -23,64 +24,83 @@ std::uint64_t gradient_bytes(const Config& config) {
   return config.optimizer.accumulate == "float32" ? sizeof(float) : element_bytes(config.model);
 }
 
-/// Elements of each parameter.
-std::vector<std::uint64_t> parameter_sizes(const Config::Model& model) {
+/// Parameters of one size.
+struct Alike {
+  Saturating elements;  ///< of each
+  Saturating count;
+};
+
+/// All of the model: by kinds, as a configuration may ask for more layers than lists have room for.
+std::vector<Alike> parameters_of(const Config::Model& model) {
   const auto width = static_cast<std::uint64_t>(model.width);
-  std::vector<std::uint64_t> sizes{GptOptions::vocabulary * width, static_cast<std::uint64_t>(model.sequence) * width};
-  const auto add_norm = [&] { sizes.insert(sizes.end(), {width, width}); };
-  const auto add_linear = [&](std::uint64_t in, std::uint64_t out) { sizes.insert(sizes.end(), {in * out, out}); };
-  for (std::int64_t layer = 0; layer < model.layers; ++layer) {
-    add_norm();
-    add_linear(width, 3 * width);
-    add_linear(width, width);
-    add_norm();
-    add_linear(width, 4 * width);
-    add_linear(4 * width, width);
-  }
-  add_norm();
-  return sizes;
+  const auto layers = static_cast<std::uint64_t>(model.layers);
+  std::vector<Alike> all{{GptOptions::vocabulary * width, 1}, {static_cast<std::uint64_t>(model.sequence) * width, 1}};
+  const auto add_norms = [&](std::uint64_t count) { all.push_back({width, 2 * count}); };
+  const auto add_linears = [&](Saturating in, Saturating out) {
+    all.push_back({in * out, layers});
+    all.push_back({out, layers});
+  };
+  add_norms(2 * layers);
+  add_linears(width, 3 * width);
+  add_linears(width, width);
+  add_linears(width, 4 * width);
+  add_linears(4 * width, width);
+  add_norms(1);
+  return all;
+}
+
+Saturating elements_of(const Config::Model& model) {
+  Saturating elements = 0;
+  for (const Alike& alike : parameters_of(model)) elements = elements + alike.count * alike.elements;
+  return elements;
+}
+
+Saturating rounded_to_pages(Saturating bytes) {
+  const bool has_room = bytes < Saturating::most / 2;  // to round up in
+  return has_room ? PageBlocks::rounded(bytes.value()) : Saturating::most;
 }
 
 /// What the host's budget counts while all of the model lies there in tensors.
-std::uint64_t built_bytes(const Config::Model& model) {
-  const std::vector<std::uint64_t> sizes = parameter_sizes(model);
-  return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0}, [](std::uint64_t sum, std::uint64_t elements) {
-    return sum + PageBlocks::rounded(elements * kBuiltBytes + kHeaderBytes);
-  });
+Saturating built_bytes(const Config::Model& model) {
+  Saturating bytes = 0;
+  for (const Alike& alike : parameters_of(model)) {
+    bytes = bytes + alike.count * rounded_to_pages(alike.elements * kBuiltBytes + kHeaderBytes);
+  }
+  return bytes;
 }
 
 }  // namespace
 
 std::int64_t count_parameters(const Config::Model& model) {
-  const std::vector<std::uint64_t> sizes = parameter_sizes(model);
-  return static_cast<std::int64_t>(std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0}));
+  constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+  return static_cast<std::int64_t>(std::min(elements_of(model).value(), most));
 }
 
 std::uint64_t least_device_bytes(const Config& config) {
   const Config::Model& model = config.model;
-  const auto tokens = static_cast<std::uint64_t>(config.train.micro_batch * model.sequence);
-  const auto layers = static_cast<std::uint64_t>(model.layers);
-  const auto width = static_cast<std::uint64_t>(model.width);
-  const std::uint64_t stream = tokens * width * element_bytes(model);  // [B, T, W]
+  const Saturating tokens = static_cast<std::uint64_t>(config.train.micro_batch * model.sequence);
+  const Saturating layers = static_cast<std::uint64_t>(model.layers);
+  const Saturating width = static_cast<std::uint64_t>(model.width);
+  const Saturating stream = tokens * width * element_bytes(model);  // [B, T, W]
   // Backward of a layer needs its input, what the first norm gives, queries, keys and values, what attention gives, the
   // sum with the input, what the second norm gives, and four times the width before gelu and after it.
   constexpr std::uint64_t of_layer = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
   const std::string& activations = config.placement.activations;
   const bool recomputes = activations == "recompute";
   // What is small stays.
-  const auto stays = [&](std::uint64_t streams) {
+  const auto stays = [&](std::uint64_t streams) -> Saturating {
     const bool leaves = activations != "keep" && streams * stream >= OffloadedActivations::smallest_that_leaves;
     return leaves ? 0 : streams * stream;
   };
-  const std::uint64_t kept = layers * (recomputes ? stays(1) : 6 * stays(1) + stays(3) + 2 * stays(4));
-  const std::uint64_t logits = tokens * GptOptions::vocabulary * sizeof(float);
+  const Saturating kept = layers * (recomputes ? stays(1) : 6 * stays(1) + stays(3) + 2 * stays(4));
+  const Saturating logits = tokens * GptOptions::vocabulary * sizeof(float);
   // When forward ends: the last norm's input and output; logits, and their softmax.
-  const std::uint64_t after_forward = kept + 2 * stream + 2 * logits;
+  const Saturating after_forward = kept + 2 * stream + 2 * logits;
   // When backward has begun with the last layer: the gradients of its output and of gelu's, and that of the last
   // matrix, which is added to the one in the gradient chunk.
-  const std::uint64_t matrix_gradient = 4 * width * width * (element_bytes(model) + gradient_bytes(config));
-  const std::uint64_t in_backward = kept + (recomputes ? of_layer - 1 : 0) * stream + 5 * stream + matrix_gradient;
-  return std::max(after_forward, in_backward);
+  const Saturating matrix_gradient = 4 * width * width * (element_bytes(model) + gradient_bytes(config));
+  const Saturating in_backward = kept + (recomputes ? of_layer - 1 : 0) * stream + 5 * stream + matrix_gradient;
+  return std::max(after_forward, in_backward).value();
 }
 
 void require_least_memory(const Config& config, std::uint64_t state_bytes, const MemoryUsage& usage) {
@@ -95,10 +115,20 @@ void require_least_memory(const Config& config, std::uint64_t state_bytes, const
             (keeps ? "lower train.micro_batch, or set placement.activations = \"recompute\""
                    : "or lower train.micro_batch"));
   }
-  if (usage.capacity(Tier::nvme) > 0) return;
+  if (const std::uint64_t nvme = usage.capacity(Tier::nvme); nvme > 0) {
+    // Before an update all parameters and gradients are there, wherever they rest.
+    const std::uint64_t least =
+        (elements_of(config.model) * (element_bytes(config.model) + gradient_bytes(config))).value();
+    const std::uint64_t all = device + usage.capacity(Tier::host) + nvme;
+    if (least <= all) return;
+    throw OutOfMemory("nvme: parameters and gradients take " + format_bytes(least) +
+                          ", and device, host and NVMe together have " + format_bytes(all),
+                      "raise nvme.memory to at least " + format_bytes_exactly(nvme + (least - all)));
+  }
   // Without NVMe all of the model is built on the host; training needs more, which may rest on the device too.
   const std::uint64_t beside_device = state_bytes - std::min(state_bytes, device - least_device);
-  const std::uint64_t host = usage.now(Tier::host) + std::max(built_bytes(config.model), beside_device);
+  const std::uint64_t host =
+      (usage.now(Tier::host) + std::max<Saturating>(built_bytes(config.model), beside_device)).value();
   if (usage.capacity(Tier::host) < host) {
     throw OutOfMemory("host: a training state of " + format_bytes(state_bytes) + " takes at least " +
                           format_bytes(host) + " of the host, in a budget of " +
@@ -106,6 +136,13 @@ void require_least_memory(const Config& config, std::uint64_t state_bytes, const
                       "raise host.memory to at least " + format_bytes_exactly(host) +
                           ", or give nvme.paths, where what does not fit can go");
   }
+}
+
+void require_available_memory(std::uint64_t state_bytes, std::uint64_t available_bytes) {
+  if (state_bytes <= available_bytes) return;
+  throw OutOfMemory("host: a training state of " + format_bytes(state_bytes) + " is to be in memory, of which " +
+                        format_bytes(available_bytes) + " are available",
+                    "train without --unmanaged, with nvme.paths, where what does not fit can go");
 }
 
 }  // namespace terrace

@@ -9,7 +9,7 @@
 
 namespace terrace {
 
-/// Of the model that `config` describes.
+/// Of the model that `config` describes, or the most that there can be of them. Takes no time for any number of layers.
 std::int64_t count_parameters(const Config::Model& model);
 
 /// Bytes on the device at one moment of a step that cannot be done without: what backward needs of each layer, or of
@@ -17,8 +17,11 @@ std::int64_t count_parameters(const Config::Model& model);
 /// takes.
 std::uint64_t least_device_bytes(const Config& config);
 
-/// Throws OutOfMemory, with what it takes at least, if the budget of the device or the host is less. `usage` is that of
-/// a session which has no model yet, and `state_bytes` what the model's training state will take.
+/// Throws OutOfMemory, with what it takes at least, if the budget of the device, the host or all tiers is less. `usage`
+/// is that of a session which has no model yet, and `state_bytes` what the model's training state will take.
 void require_least_memory(const Config& config, std::uint64_t state_bytes, const MemoryUsage& usage);
+
+/// The same for training without a session, all in memory.
+void require_available_memory(std::uint64_t state_bytes, std::uint64_t available_bytes);
 
 }  // namespace terrace

@@ -20,6 +20,7 @@
 #include "offload/host_arena.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
+#include "tools/interrupt.h"
 #include "tools/link_sweep.h"
 #include "tools/text_table.h"
 
@@ -83,14 +84,19 @@ class Link {
   std::array<std::byte*, 2> slots_{};
 };
 
-std::vector<Rate> measure(Device& device, std::uint64_t bytes) {
+/// Stops early, with what it has, when `stop` says so.
+std::vector<Rate> measure(Device& device, std::uint64_t bytes, const std::function<bool()>& stop) {
   HostArena arena(kBlockBytes, 2);
   Link link(device, arena.region());
-  std::vector<Rate> rates{{"host→device, pageable", link.copy(true, false, bytes)}};
+  std::vector<Rate> rates;
+  const auto add = [&](const char* name, bool in, bool out) {
+    if (!stop()) rates.push_back({name, link.copy(in, out, bytes)});
+  };
+  add("host→device, pageable", true, false);
   device.pin(arena.region());
-  rates.push_back({"host→device", link.copy(true, false, bytes)});
-  rates.push_back({"device→host", link.copy(false, true, bytes)});
-  rates.push_back({"both at once", link.copy(true, true, bytes)});
+  add("host→device", true, false);
+  add("device→host", false, true);
+  add("both at once", true, true);
   device.unpin(arena.region());
   return rates;
 }
@@ -138,16 +144,19 @@ std::string to_text(const Device& device, const std::vector<Rate>& rates, const 
 
 }  // namespace
 
-void bench_link(const BenchLinkOptions& options) {
+bool bench_link(const BenchLinkOptions& options) {
+  const Interrupt interrupt;
+  const auto stop = [&] { return interrupt.requested(); };
   const std::unique_ptr<Device> device = make_device(options.device);
-  const std::vector<Rate> rates = measure(*device, options.bytes);
+  const std::vector<Rate> rates = measure(*device, options.bytes, stop);
   const bool emulated = device->is_host_memory();
   const double copy_rate = emulated ? measured_copy_rate() : 0;
-  const std::vector<PacedLink> paced = emulated ? sweep_link_rates(copy_rate) : std::vector<PacedLink>{};
+  const std::vector<PacedLink> paced = emulated ? sweep_link_rates(copy_rate, stop) : std::vector<PacedLink>{};
   const std::string report =
       options.json ? to_json(*device, rates, copy_rate, paced) + "\n" : to_text(*device, rates, paced);
   std::fputs(report.c_str(), stdout);
   std::fflush(stdout);
+  return !stop();
 }
 
 }  // namespace terrace

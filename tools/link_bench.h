@@ -15,8 +15,8 @@ struct BenchLinkOptions {
 
 /// Copies through the device's own queues, from memory that is pinned and, inwards, from memory that is not. Prints
 /// what it measures: the best of three; of the emulated device also whether its link keeps the rates that it is given.
-/// Throws ConfigError where there is no such device, OutOfMemory where a block of
-/// 32 MiB each way finds no room.
-void bench_link(const BenchLinkOptions& options);
+/// Returns false after Ctrl-C, having printed what was measured. Throws ConfigError where there is no such device,
+/// OutOfMemory where a block of 32 MiB each way finds no room.
+bool bench_link(const BenchLinkOptions& options);
 
 }  // namespace terrace

@@ -103,7 +103,7 @@ class Crossing {
 
 }  // namespace
 
-std::vector<PacedLink> sweep_link_rates(double copy_rate) {
+std::vector<PacedLink> sweep_link_rates(double copy_rate, const std::function<bool()>& stop) {
   struct Directions {
     const char* name;
     bool in;
@@ -117,6 +117,7 @@ std::vector<PacedLink> sweep_link_rates(double copy_rate) {
                                    Directions{"both at once", true, true}}) {
       std::vector<double> shares;
       for (int sample = 0; sample < kSamples; ++sample) {
+        if (stop()) return links;
         shares.push_back(crossing.rate(each.in, each.out) / static_cast<double>(rate));
       }
       PacedLink link{.name = std::string(each.name) + " at " + std::to_string(megabytes) + "MB/s",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct PacedLink {
   bool kept = false;                  ///< between 0.97 and 1
 };
 
-/// From 0.25 to 2 GB/s; `copy_rate` is what one core of this machine copies.
-std::vector<PacedLink> sweep_link_rates(double copy_rate);
+/// From 0.25 to 2 GB/s; `copy_rate` is what one core of this machine copies. Stops early, with what it has, when `stop`
+/// says so.
+std::vector<PacedLink> sweep_link_rates(double copy_rate, const std::function<bool()>& stop);
 
 }  // namespace terrace

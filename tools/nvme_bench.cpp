@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <thread>
 #include <time.h>
+#include <utility>
 
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@
 #include "tools/bare_nvme.h"
 #include "tools/bench_report.h"
 #include "tools/formatted.h"
+#include "tools/interrupt.h"
 #include "tools/nvme_sides.h"
 #include "tools/paired.h"
 #include "tools/text_table.h"
@@ -113,7 +115,9 @@ struct Case {
   }
 };
 
-Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint64_t block, std::uint64_t depth) {
+/// Nothing where there was an interrupt before its end.
+std::optional<Case> measure(const BenchNvmeOptions& options, const std::string& kind, std::uint64_t block,
+                            std::uint64_t depth, const Interrupt& interrupt) {
   Case result;
   result.busy = options.busy;
   result.name =
@@ -159,7 +163,10 @@ Case measure(const BenchNvmeOptions& options, const std::string& kind, std::uint
       }
       // Drives let who comes after a slow one be faster for a while.
       std::shuffle(turns.begin(), turns.end(), order);
-      for (const auto& turn : turns) turn();
+      for (const auto& turn : turns) {
+        if (interrupt.requested()) return std::nullopt;
+        turn();
+      }
     }
     service.look();
   }
@@ -223,18 +230,7 @@ std::string to_text(const std::vector<Case>& cases) {
   return format_table(rows);
 }
 
-}  // namespace
-
-void bench_nvme(const BenchNvmeOptions& options) {
-  std::vector<Case> cases;
-  for (const std::uint64_t block : options.blocks) {
-    for (const std::uint64_t depth : options.depths) {
-      for (const char* const kind : {"read", "write", "mixed"}) {
-        cases.push_back(measure(options, kind, block, depth));
-        if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name.c_str());
-      }
-    }
-  }
+void print(const std::vector<Case>& cases, const BenchNvmeOptions& options) {
   if (!options.json) {
     std::fputs(to_text(cases).c_str(), stdout);
     return;
@@ -242,6 +238,26 @@ void bench_nvme(const BenchNvmeOptions& options) {
   std::vector<nlohmann::ordered_json> list;
   for (const Case& each : cases) list.push_back(to_json(each));
   std::printf("%s\n", bench_json(kVersion, at::get_num_threads(), {{"folder", options.folder.string()}}, list).c_str());
+}
+
+}  // namespace
+
+bool bench_nvme(const BenchNvmeOptions& options) {
+  const Interrupt interrupt;
+  std::vector<Case> cases;
+  for (const std::uint64_t block : options.blocks) {
+    for (const std::uint64_t depth : options.depths) {
+      for (const char* const kind : {"read", "write", "mixed"}) {
+        if (interrupt.requested()) break;
+        std::optional<Case> measured = measure(options, kind, block, depth, interrupt);
+        if (!measured) break;
+        cases.push_back(std::move(*measured));
+        if (!options.json) std::fprintf(stderr, "bench: %s\n", cases.back().name.c_str());
+      }
+    }
+  }
+  print(cases, options);
+  return !interrupt.requested();
 }
 
 }  // namespace terrace

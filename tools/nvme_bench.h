@@ -21,8 +21,8 @@ struct BenchNvmeOptions {
 /// Reads, writes and both at once, for each size of block and depth. In each round the service, the engine alone, a
 /// bare io_uring loop, such loops with checksums, one each way, such a loop beside a thread that takes checksums, and
 /// fio where it is installed, take turns. Prints rates, the service's share of the best of bare loop and fio and of the
-/// loop beside checksums, how full its queue was while work waited, and processor time by byte. Throws IoError, also
-/// where the file system has no O_DIRECT.
-void bench_nvme(const BenchNvmeOptions& options);
+/// loop beside checksums, how full its queue was while work waited, and processor time by byte. Returns false after
+/// Ctrl-C, having printed the cases that were measured. Throws IoError, also where the file system has no O_DIRECT.
+bool bench_nvme(const BenchNvmeOptions& options);
 
 }  // namespace terrace

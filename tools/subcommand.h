@@ -26,10 +26,14 @@ inline CLI::Validator at_least(std::int64_t least) {
       "");
 }
 
-/// An unset variable of the shell gives an empty name, and must not give a run that saves nothing.
-inline CLI::Validator folder_name() {
+/// An unset variable of the shell gives an empty name, and must not give a run that saves nothing. `what` is accepted.
+inline CLI::Validator name_of_a(const std::string& what) {
   return CLI::Validator(
-      [](const std::string& text) { return text.empty() ? std::string("found nothing; accepted: a folder") : ""; }, "");
+      [what](const std::string& text) { return text.empty() ? "found nothing; accepted: a " + what : std::string(); },
+      "");
 }
+
+inline CLI::Validator folder_name() { return name_of_a("folder"); }
+inline CLI::Validator file_name() { return name_of_a("file"); }
 
 }  // namespace terrace

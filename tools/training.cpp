@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/memory_info.h"
 #include "integration/element_types.h"
 #include "integration/program_device.h"
 #include "integration/vector_functions.h"
 #include "optimizer/state_format.h"
 #include "tools/least_memory.h"
+#include "tools/saturating.h"
 
 namespace terrace {
 namespace {
@@ -51,6 +53,7 @@ Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
   if (device_.is_cuda()) compute_deterministically();
   if (unmanaged) {
     settle_vector_functions();  // as a session does: to have its bits
+    if (device_.is_cpu()) require_available_memory(state_bytes(), available_memory_bytes());
   } else {
     session_.emplace(config);
     require_least_memory(config, state_bytes(), session_->memory_usage());
@@ -198,7 +201,7 @@ std::uint64_t Training::state_bytes() const {
   const StateFormat states = state_format(config_.optimizer.states);
   const std::size_t bytes = c10::elementSize(type) + c10::elementSize(gradient) +
                             master_bytes(states, element_type(type)) + 2 * bytes_of(moment_type(states));
-  return static_cast<std::uint64_t>(parameters()) * bytes;
+  return (Saturating(static_cast<std::uint64_t>(parameters())) * bytes).value();
 }
 
 }  // namespace terrace

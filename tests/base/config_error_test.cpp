@@ -1,5 +1,8 @@
 // What a configuration refuses and what it says: the file, the line, the key, what was found and what is accepted.
+#include <fstream>
 #include <string>
+#include <sys/stat.h>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -67,7 +70,7 @@ TEST(Config, a_wrong_type_names_the_line_the_key_what_was_found_and_what_is_acce
             "t.toml:1: model.layers: found \"4\"; accepted: a whole number from 1 to 2147483647");
   EXPECT_EQ(parse_error("train.steps = 1.5").find("t.toml:1: train.steps: found 1.5; accepted: a whole number"), 0U);
   EXPECT_EQ(parse_error("train.learning_rate = true"),
-            "t.toml:1: train.learning_rate: found true; accepted: a finite number of 0 or more");
+            "t.toml:1: train.learning_rate: found true; accepted: a number from 0 to 1e+37");
   EXPECT_EQ(parse_error("device.kind = 1"),
             "t.toml:1: device.kind: found 1; accepted: \"auto\", \"cuda\", \"emulated\"");
   EXPECT_EQ(parse_error("placement.gradients = 0.5").find("t.toml:1: placement.gradients: found 0.5; accepted: "), 0U);
@@ -126,6 +129,17 @@ TEST(Config, numbers_out_of_range_are_refused) {
     EXPECT_EQ(error.find("t.toml:1: " + key + ": found "), 0U) << error;
     EXPECT_NE(error.find("; accepted: "), std::string::npos) << error;
   }
+}
+
+TEST(Config, a_rate_that_an_update_cannot_compute_with_is_refused) {
+  EXPECT_EQ(parse_error("train.learning_rate = 1e38"),
+            "t.toml:1: train.learning_rate: found 1e+38; accepted: a number from 0 to 1e+37");
+  EXPECT_EQ(parse_error("train.weight_decay = 1e300"),
+            "t.toml:1: train.weight_decay: found 1e+300; accepted: a number from 0 to 1e+37");
+  EXPECT_EQ(parse_error("train.max_gradient_norm = inf"),
+            "t.toml:1: train.max_gradient_norm: found inf; accepted: a finite number of 0 or more");
+  EXPECT_EQ(Config::parse("train.learning_rate = 1e37").train.learning_rate, 1e37);
+  EXPECT_EQ(Config::parse("train.max_gradient_norm = 1e300").train.max_gradient_norm, 1e300);
 }
 
 TEST(Config, shares_must_be_parts_that_sum_to_one) {
@@ -204,6 +218,18 @@ TEST(Config, a_file_that_cannot_be_read_is_named) {
             "cannot read configuration " + missing + ": No such file or directory");
   EXPECT_EQ(error_of([&] { Config::load(folder.path()); }),
             "cannot read configuration " + folder.path().string() + ": Is a directory");
+}
+
+TEST(Config, what_never_ends_is_not_read_to_its_end) {
+  EXPECT_EQ(error_of([] { Config::load("/dev/zero"); }), "cannot read configuration /dev/zero: it has more than 1MiB");
+}
+
+TEST(Config, a_pipe_is_read_as_a_file_is) {
+  const TemporaryFolder folder;
+  const std::string pipe = (folder.path() / "pipe.toml").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const std::jthread writer([&] { std::ofstream(pipe) << "train.steps = 7\n"; });
+  EXPECT_EQ(Config::load(pipe).train.steps, 7);
 }
 
 TEST(Config, a_file_with_an_error_is_named_with_the_line) {

@@ -22,6 +22,15 @@ TEST(NvmePaths, share_the_capacity_evenly_less_a_header_each) {
   EXPECT_THROW(extents_a_path(1, extent_file_bytes(kExtent, 1) - 1, kExtent), OutOfMemory);
 }
 
+TEST(NvmePaths, without_any_free_space_are_refused_by_name) {
+  try {
+    default_nvme_capacity({"/proc"});
+    FAIL() << "it was taken";
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.message(), "nvme: the file system of /proc has 0B free");
+  }
+}
+
 TEST(NvmePaths, count_what_is_left_there_as_free_only_while_it_is_there) {
   const TemporaryFolder folder;
   constexpr std::size_t large_extent = std::size_t{1} << 20U;

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "offload/emulated_computation.h"
+#include "offload/nvme_worker.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/transfer_world.h"
 

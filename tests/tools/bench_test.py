@@ -3,8 +3,10 @@ JSON. Figures are not checked: speed belongs in benchmarks. Runs the program tha
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 TERRACE = os.environ.get("TERRACE_BIN", "")
@@ -92,6 +94,41 @@ class BenchTest(unittest.TestCase):
             self.assertGreater(case["share_of_bare_beside_checksums"]["median"], 0)
             self.assertTrue(0 < case["depth_share"] <= 1.01, case)
             self.assertEqual(case["bare_with_checksums_threads"], 2 if case["name"].startswith("mixed") else 1)
+
+    def interrupted(self, what, *arguments, until):
+        """The report of a bench that Ctrl-C ends once this holds."""
+        with subprocess.Popen([TERRACE, "bench", what, "--json", *arguments], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as run:
+            try:
+                begin = time.monotonic()
+                while not until(run.pid):
+                    self.assertIsNone(run.poll())
+                    self.assertLess(time.monotonic() - begin, 60)
+                    time.sleep(0.01)
+                run.send_signal(signal.SIGINT)
+                output, errors = run.communicate(timeout=120)
+            finally:
+                run.kill()
+        self.assertEqual(run.returncode, 130, errors)
+        return json.loads(output)
+
+    def test_an_interrupt_ends_nvme_with_what_was_measured_and_leaves_nothing(self):
+        with tempfile.TemporaryDirectory(prefix="terrace-bench-", dir=os.path.dirname(TERRACE)) as folder:
+            report = self.interrupted("nvme", "--path", folder, "--bytes", "4MiB", "--rounds", "100000",
+                                      until=lambda _: os.listdir(folder))
+            self.assertEqual(os.listdir(folder), [])
+        self.assertEqual(report["cases"], [])
+
+    def test_an_interrupt_ends_adam_and_link_with_what_was_measured(self):
+        def listens(process):
+            with open(f"/proc/{process}/status", encoding="utf-8") as status:
+                caught = next(line for line in status if line.startswith("SigCgt:"))
+            return int(caught.split()[1], 16) & 1 << (signal.SIGINT - 1)
+
+        report = self.interrupted("adam", "--parameters", "64Ki", "--rounds", "100000", until=listens)
+        self.assertEqual(report["cases"], [])
+        report = self.interrupted("link", "--set", "device.kind=emulated", until=listens)
+        self.assertLess(len(report["cases"]), 22)
 
     def test_adam_reports_each_format_beside_its_roofline(self):
         result = bench("--parameters", "64Ki", "--parameters", "1000", "--rounds", "1", "--json", what="adam")

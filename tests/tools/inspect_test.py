@@ -103,6 +103,8 @@ class Usage(InspectTest):
         self.fails(2, ["--frobnicate", "terrace inspect --help"], "--frobnicate")
         self.fails(2, ["device.memroy", "device.memory"], "--set", "device.memroy=1MiB")
         self.fails(2, ["missing.toml"], "--config", "missing.toml")
+        self.fails(2, ["--config", "found nothing"], "--config", "")
+        self.fails(2, ["/dev/zero", "not a regular file"], "--config", "/dev/zero")
 
     def test_budgets_that_are_too_small_are_refused(self):
         self.fails(3, ["host.memory", "hint"], "--set", "host.memory=16KiB")
@@ -114,6 +116,8 @@ class Usage(InspectTest):
         self.fails(4, [below, "hint"], *self.small, "--set", f"nvme.paths={below}", "--set", "nvme.memory=64MiB")
         self.fails(4, ["nvme.memory", "free"], *self.three_tiers, "--set", "nvme.memory=900000TiB")
         self.assertFalse(self.nvme.exists(), "a failure leaves no folder")
+        for path in ("/proc", "/sys"):
+            self.fails(4, [f"the file system of {path} has 0B free", "hint"], *self.small, "--set", f"nvme.paths={path}")
 
 
 class Report(InspectTest):

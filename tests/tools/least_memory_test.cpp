@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -47,6 +48,38 @@ TEST(LeastMemory, counts_the_parameters_that_the_model_has) {
     for (const at::Tensor& parameter : made->parameters()) parameters += parameter.numel();
     EXPECT_EQ(count_parameters(model), parameters);
   }
+}
+
+TEST(LeastMemory, any_number_of_layers_of_any_width_takes_no_time_and_more_than_there_is) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  Config config;
+  config.model.layers = 1'000'000'000;
+  EXPECT_EQ(count_parameters(config.model), 789'760'000'131'584);
+  config.model = {.layers = most, .width = most, .sequence = most};
+  config.train.micro_batch = most;
+  EXPECT_EQ(count_parameters(config.model), std::numeric_limits<std::int64_t>::max());
+  for (const char* const activations : {"keep", "auto", "recompute"}) {
+    config.placement.activations = activations;
+    EXPECT_EQ(least_device_bytes(config), std::numeric_limits<std::uint64_t>::max());
+  }
+}
+
+TEST(LeastMemory, tiers_that_do_not_hold_parameters_and_gradients_are_refused_with_what_nvme_lacks) {
+  const Config config;
+  const std::uint64_t parameters = 4 * static_cast<std::uint64_t>(count_parameters(config.model));
+  const std::uint64_t device = least_device_bytes(config);
+  const auto hint = [&](std::uint64_t nvme) {
+    return hint_of([&] { require_least_memory(config, 4 * parameters, empty_session(device, 1, nvme)); });
+  };
+  ASSERT_LT(device, 2 * parameters);
+  const std::uint64_t least = 2 * parameters - device - 1;
+  EXPECT_EQ(hint(least - 1), "raise nvme.memory to at least " + format_bytes_exactly(least));
+  EXPECT_EQ(hint(least), "");
+}
+
+TEST(LeastMemory, without_a_session_what_memory_does_not_hold_is_refused) {
+  EXPECT_EQ(hint_of([] { require_available_memory(MiB, MiB); }), "");
+  EXPECT_THAT(hint_of([] { require_available_memory(MiB + 1, MiB); }), HasSubstr("without --unmanaged"));
 }
 
 TEST(LeastMemory, recomputing_needs_less_and_a_larger_batch_more) {

@@ -157,6 +157,25 @@ class BadUsage(TrainTest):
         self.assertEqual(run.returncode, 2)
         self.assertIn("missing.toml", run.stderr)
 
+    def test_a_configuration_without_an_end_is_refused(self):
+        run = self.train(config="/dev/zero")
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("/dev/zero: it has more than 1MiB", run.stderr)
+
+    def test_an_empty_name_is_refused(self):
+        for option in ("--config", "--output", "--metrics", "--timeline", "--save", "--resume"):
+            run = subprocess.run([TERRACE, "train", "--data", self.text, option, ""], capture_output=True, text=True,
+                                 cwd=self.folder, timeout=120, check=False)
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(f"{option}: found nothing", run.stderr)
+
+    def test_a_rate_that_an_update_cannot_compute_with_is_refused(self):
+        for setting, found in (("learning_rate=1e38", "1e+38"), ("learning_rate=1e39", "1e+39"),
+                               ("weight_decay=1e300", "1e+300")):
+            run = self.train("--set", f"train.{setting}")
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(f"found {found}; accepted: a number from 0 to 1e+37", run.stderr)
+
     def test_heads_must_divide_the_width(self):
         self.fails(2, ["model.width (64)", "model.heads (3)"], "--set", "model.heads=3")
 
@@ -190,6 +209,17 @@ class SmallBudgets(TrainTest):
     def test_a_host_too_small_for_the_model_is_refused_at_the_start(self):
         message = self.fails(3, ["host"], "--set", "host.memory=64KiB")
         self.assertIn("host.memory", message)
+
+    def test_more_layers_than_anything_holds_are_refused_at_once(self):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        for arguments, tier in (([], "device"), ([*ON_NVME, "--set", "placement.activations=recompute"], "device"),
+                                (["--unmanaged"], "host")):
+            command = [TERRACE, "train", "--config", self.config, "--data", self.text, *arguments,
+                       "--set", "model.layers=1000000000"]
+            run = subprocess.run(command, cwd=self.folder, timeout=60, check=False, capture_output=True, text=True,
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, limit)))
+            self.assertEqual(run.returncode, 3, run.stderr)
+            self.assertIn(f"terrace: {tier}: ", run.stderr)
 
     def needed(self, *arguments):
         case = json.loads(self.succeeds("--json", *arguments).stdout)["cases"][0]
@@ -251,6 +281,10 @@ class BadPaths(TrainTest):
     def test_an_nvme_path_that_cannot_be_written_is_named(self):
         below_a_file = self.text / "nvme"
         self.fails(4, [below_a_file], "--set", f'nvme.paths=["{below_a_file}"]', "--set", "nvme.memory=64MiB")
+
+    def test_an_nvme_path_without_any_free_space_is_named(self):
+        for path in ("/proc", "/sys"):
+            self.fails(4, [f"the file system of {path} has 0B free"], "--set", f"nvme.paths={path}")
 
     def test_more_nvme_memory_than_the_disk_has_is_refused(self):
         self.fails(4, ["nvme.memory"], "--set", f'nvme.paths=["{self.folder}/nvme"]', "--set", "nvme.memory=900000TiB")
