@@ -61,10 +61,12 @@ std::uint64_t whole_chunk(std::uint64_t bytes) {
 }
 
 /// Enough that what goes between device and NVMe has its share of a drive whose queue is full of what goes between NVMe
-/// and host; no more than may be with the drive.
+/// and host; no more than may be with the drive, and no more than a small part of the host: of a small one, where each
+/// block counts, a smaller part.
 std::size_t staging_blocks_each_way(const MemoryPlan& plan) {
   constexpr std::uint64_t enough_bytes = std::uint64_t{16} << 20U;
-  constexpr std::uint64_t of_host = 64;  // no more than one part of so many of it
+  constexpr std::uint64_t small_host_bytes = std::uint64_t{128} << 20U;
+  const std::uint64_t of_host = plan.host_bytes < small_host_bytes ? 128 : 64;
   const std::uint64_t blocks = std::min(enough_bytes, plan.host_bytes / of_host) / plan.granule_bytes;
   return std::max(TransferService::staging_blocks_each_way,
                   std::min(static_cast<std::size_t>(blocks), plan.nvme_depth));

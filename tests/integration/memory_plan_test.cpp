@@ -98,6 +98,10 @@ TEST_F(MemoryPlanTest, stages_as_much_as_keeps_up_with_a_full_queue_where_that_i
   EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, 8 * kMiB);
   config_.host.memory = 16 * kMiB;
   EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way);
+  config_.io.block = kMiB / 16;
+  config_.host.memory = 64 * kMiB;
+  EXPECT_EQ(plan().staging_blocks_each_way * plan().granule_bytes, kMiB / 2) << "of a small host";
+  config_.io.block.reset();
   config_.placement.chunk = 32 * kMiB;
   config_.host.memory = 256 * kMiB;
   EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way) << "of larger blocks";
