@@ -104,7 +104,7 @@ class Usage(InspectTest):
         self.fails(2, ["device.memroy", "device.memory"], "--set", "device.memroy=1MiB")
         self.fails(2, ["missing.toml"], "--config", "missing.toml")
         self.fails(2, ["--config", "found nothing"], "--config", "")
-        self.fails(2, ["/dev/zero", "not a regular file"], "--config", "/dev/zero")
+        self.fails(2, ["/dev/zero", "more than 1MiB"], "--config", "/dev/zero")
 
     def test_budgets_that_are_too_small_are_refused(self):
         self.fails(3, ["host.memory", "hint"], "--set", "host.memory=16KiB")
