@@ -78,9 +78,13 @@ ChunkId AccessStream::add_chunk(Kind kind, std::uint32_t index, std::uint64_t by
     Lock lock(mutex_);
     if (options.in_place_of && policy_.is_gone(*options.in_place_of)) {
       request.in_place_of = options.in_place_of;
+      // It may be filled ahead of need as soon as it is granted, before this thread goes on.
+      places_.add_chunk(*request.in_place_of, info);
     }
     ask(request, lock, AccessOrigin::program);
-    places_.add_chunk(request.chunk, info);
+    if (request.chunk != request.in_place_of) {
+      places_.add_chunk(request.chunk, info);
+    }
   }
   if (home == Tier::nvme) {
     set_space_aside(request.chunk, bytes);
