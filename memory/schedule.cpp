@@ -161,7 +161,7 @@ ScheduleBook::Progress ScheduleBook::record_change(const ChunkAccess& access, st
   Progress progress = Progress::goes_on;
   if (recording_.empty() || recording_.back().chunk != access.chunk) {
     const bool begins_anew = end_ == End::repetition && !recording_.empty() &&
-                             recording_.front().chunk == access.chunk && (is_as_known() || has_repeated());
+                             recording_.front().chunk == access.chunk && (is_as_known_ || has_repeated());
     if (begins_anew || recording_.size() == most_entries) {
       keep_recording(false);
       progress = Progress::was_over;
@@ -170,7 +170,7 @@ ScheduleBook::Progress ScheduleBook::record_change(const ChunkAccess& access, st
   } else {
     add_to_last_entry(access, program_bytes);
   }
-  if (end_ == End::repetition && is_as_known()) {
+  if (is_as_known_) {
     const Schedule& known = find(key_)->schedule;
     if (recording_.back().accesses == known[known.size() - 1].accesses) {
       keep_recording(false);
@@ -188,18 +188,14 @@ void ScheduleBook::add_entry(const ChunkAccess& access, std::uint64_t program_by
     border = borders_[border - 1];
   }
   borders_.push_back(position > 0 && recording_[border].chunk == access.chunk ? border + 1 : 0);
+  is_as_known_ = false;
   if (end_ == End::repetition && as_known_ == position) {
     const auto known = find(key_);
     const bool is_same =
         known != known_.end() && position < known->schedule.size() && known->schedule[position].chunk == access.chunk;
     as_known_ += is_same ? 1 : 0;
+    is_as_known_ = is_same && as_known_ == known->schedule.size();
   }
-}
-
-bool ScheduleBook::is_as_known() const {
-  const auto known = find(key_);
-  return known != known_.end() && !recording_.empty() && as_known_ == recording_.size() &&
-         as_known_ == known->schedule.size();
 }
 
 const Schedule* ScheduleBook::current() const {
@@ -242,6 +238,7 @@ void ScheduleBook::forget_recording() {
   recording_.clear();
   borders_.clear();
   as_known_ = 0;
+  is_as_known_ = false;
 }
 
 }  // namespace terrace

@@ -121,7 +121,7 @@ class ScheduleBook {
   void end_step();
   /// What `current` gave before is no more if the pass is over.
   Progress record(const ChunkAccess& access, std::uint64_t program_bytes) {
-    if (end_ == End::step && !recording_.empty() && recording_.back().chunk == access.chunk) {
+    if (!recording_.empty() && recording_.back().chunk == access.chunk && !is_as_known_) {
       add_to_last_entry(access, program_bytes);  // as most are
       return Progress::goes_on;
     }
@@ -156,8 +156,6 @@ class ScheduleBook {
   }
   Progress record_change(const ChunkAccess& access, std::uint64_t program_bytes);
   void add_entry(const ChunkAccess& access, std::uint64_t program_bytes);
-  /// Whether the pass is what it was the last time, and so over: but for accesses in a row to the last chunk.
-  bool is_as_known() const;
   /// Whether what is recorded is one stretch twice.
   bool has_repeated() const { return !recording_.empty() && 2 * borders_.back() == recording_.size(); }
   /// Keeps what is recorded, or of what repeats a stretch the last one.
@@ -176,6 +174,9 @@ class ScheduleBook {
   /// of them: the failure function of Knuth, Morris and Pratt (1977). By it a repetition is seen at once.
   std::vector<std::uint32_t> borders_;
   std::size_t as_known_ = 0;  ///< entries at the beginning of the recording that are those of the last time
+  /// All of that time's, and no more: the pass is over, but for accesses in a row to the last chunk. False where passes
+  /// end with a step.
+  bool is_as_known_ = false;
 };
 
 }  // namespace terrace
