@@ -66,11 +66,7 @@ struct Case {
     return median_interval(ratios);
   }
   /// The rounds are what they are: what they leave open is missed.
-  Verdict verdict() const {
-    if (!has_target) return Verdict::none;
-    const Verdict verdict = judge(fraction(), kTarget);
-    return verdict == Verdict::undecided ? Verdict::missed : verdict;
-  }
+  Verdict verdict() const { return has_target ? judge_finally(fraction(), kTarget) : Verdict::none; }
   std::string name() const {
     std::string count = format_bytes_exactly(parameters);
     count.pop_back();  // they are no bytes: 48Mi
@@ -136,7 +132,7 @@ std::string to_text(const std::vector<Case>& cases) {
                     std::to_string(each.bytes_per_parameter), formatted("%.1f", each.gigabytes(each.update)),
                     formatted("%.1f", each.gigabytes(each.roofline)),
                     formatted("%.3f (%.3f to %.3f)", fraction.median, fraction.low, fraction.high),
-                    each.has_target ? formatted("fraction >= %.2f: %s", kTarget.value, name_of(each.verdict())) : "-"});
+                    each.has_target ? judged("fraction", kTarget, each.verdict()) : "-"});
   }
   return format_table(rows);
 }

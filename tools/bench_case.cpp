@@ -54,8 +54,7 @@ std::optional<double> BenchCase::bytes_ratio() const {
 }
 
 void BenchCase::judge_also(std::string_view figure, const Interval& value, const Target& figure_target) {
-  const Verdict judged = judge(value, figure_target);
-  also_judged.push_back({figure, value, figure_target, judged == Verdict::undecided ? Verdict::missed : judged});
+  also_judged.push_back({figure, value, figure_target, judge_finally(value, figure_target)});
 }
 
 std::optional<double> median_ratio(const std::vector<BenchCase>& cases) {

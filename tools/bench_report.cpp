@@ -25,12 +25,6 @@ std::string with_interval(const Interval& interval) {
   return formatted("%.3f [%.3f, %.3f]", interval.median, interval.low, interval.high);
 }
 
-std::string judged(std::string_view figure, const Target& target, Verdict verdict) {
-  return std::string(figure) + formatted(" %s %.2f: %s",
-                                         target.sense == Target::Sense::at_most ? "<=" : ">=", target.value,
-                                         name_of(verdict));
-}
-
 /// That the target of the case is for.
 std::string_view figure_of(const BenchCase& result) { return result.retained ? "retained" : "ratio"; }
 
@@ -153,6 +147,12 @@ nlohmann::ordered_json target_json(std::string_view figure, const Target& target
   return {{"figure", figure},
           {"sense", target.sense == Target::Sense::at_most ? "at most" : "at least"},
           {"value", target.value}};
+}
+
+std::string judged(std::string_view figure, const Target& target, Verdict verdict) {
+  return std::string(figure) + formatted(" %s %.2f: %s",
+                                         target.sense == Target::Sense::at_most ? "<=" : ">=", target.value,
+                                         name_of(verdict));
 }
 
 std::string bench_json(int version, int threads, const Json& common, const std::vector<Json>& cases) {

@@ -19,6 +19,9 @@ nlohmann::ordered_json interval_json(const Interval& interval);
 /// The same of what a figure should be.
 nlohmann::ordered_json target_json(std::string_view figure, const Target& target);
 
+/// And of whether it is, for a table: "ratio <= 1.15: met".
+std::string judged(std::string_view figure, const Target& target, Verdict verdict);
+
 /// What a bench prints as JSON: the `version` of its format, the machine with LibTorch's `threads`, the fields of
 /// `common`, which hold for all cases, and the cases. Bytes that are not UTF-8, as a folder's name may have, are
 /// replaced.

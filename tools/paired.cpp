@@ -62,6 +62,11 @@ Verdict judge(const Interval& interval, const Target& target) {
   return interval.low > target.value ? Verdict::missed : Verdict::undecided;
 }
 
+Verdict judge_finally(const Interval& interval, const Target& target) {
+  const Verdict verdict = judge(interval, target);
+  return verdict == Verdict::undecided ? Verdict::missed : verdict;
+}
+
 Comparison compare_in_pairs(const PairOptions& options, const std::function<double()>& first,
                             const std::function<double()>& second) {
   Comparison result;

@@ -37,6 +37,8 @@ const char* name_of(Verdict verdict);
 /// At least: met when the lower end is no more than 0.02 under the target, missed when the upper end is below it, and
 /// undecided between. At most is the mirror image.
 Verdict judge(const Interval& interval, const Target& target);
+/// The same where nothing more is measured: what is undecided has missed.
+Verdict judge_finally(const Interval& interval, const Target& target);
 
 struct Comparison {
   std::vector<double> ratios;  ///< first side over second side, by pair

@@ -92,7 +92,7 @@ std::string alone_table(const std::vector<UpdateCase>& cases) {
                     formatted("%.1f", milliseconds(each.nvme_floor_seconds)),
                     formatted("%.1f", milliseconds(each.dram_floor_seconds)), with_interval(each.fraction),
                     with_interval(each.fraction_of_together), std::to_string(each.pairs),
-                    formatted("fraction >= %.2f: %s", update_fraction_target, name_of(each.verdict))});
+                    judged("fraction", {Target::Sense::at_least, update_fraction_target}, each.verdict)});
   }
   return format_table(rows);
 }
@@ -109,7 +109,7 @@ std::string hidden_table(const std::vector<UpdateCase>& cases) {
   };
   for (const UpdateCase& each : cases) {
     add(each.setting.name + ", forward", each.behind_forward,
-        formatted("hidden >= %.2f: %s", update_hidden_target, name_of(each.behind_forward.verdict)));
+        judged("hidden", {Target::Sense::at_least, update_hidden_target}, each.behind_forward.verdict));
     add(each.setting.name + ", a step", each.behind_step, "");
   }
   return rows.size() == 1 ? "" : format_table(rows);
