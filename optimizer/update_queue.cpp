@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "offload/start_thread.h"
 #include "optimizer/instruction_set.h"
 
 namespace terrace {
@@ -30,10 +31,8 @@ UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads, con
   note_instruction_set();
   stream_.set_prior_work(this);
   if (background) {
-    background_ = std::thread([this, processors] {
-      bind_this_thread(processors);
-      work_in_background();
-    });
+    background_ = start_thread<std::thread>("optimizer: starting the thread of updates", processors,
+                                            [this] { work_in_background(); });
   }
 }
 
