@@ -10,13 +10,13 @@
 /// another holder's pin: where nothing can be evicted and nothing is in flight it is refused with OutOfMemory.
 ///
 /// Eviction takes the copy that spares the fewest transfers for the time that its room is held: one to bring it back at
-/// its next use and, where it is dirty, one to its home, which is needless if it stays until it is written anew. Of
-/// clean copies that is the one whose next use is furthest away, counted around the end of the pass (Belady, 1966),
-/// which is the optimum for those; with dirty ones the optimum is hard to find (Beckmann et al., Writeback-Aware
-/// Caching, 2020), and this comes within a few percent of it where room is made on demand. What is brought ahead of
-/// need has room made earlier than that, with fewer copies to choose from. Where nothing is known, the copy used
-/// longest ago goes. A clean one is dropped, a dirty one transferred to its home first; or from the device to the host
-/// only, where its home is NVMe and it can stay until it is used.
+/// its next use, unless an update makes it anew before, and, where it is dirty, one to its home, needless if it stays
+/// until it is written anew, which counts as several (see policy_room.cpp). Of clean copies that is the one whose next
+/// use is furthest away, counted around the end of the pass (Belady, 1966), which is the optimum for those; with dirty
+/// ones it is hard to find (Beckmann et al., Writeback-Aware Caching, 2020), and this comes within a few percent of it
+/// where room is made on demand. What is brought ahead of need has room made earlier, with fewer copies to choose from.
+/// Where nothing is known, the copy used longest ago goes. A clean one is dropped, a dirty one transferred to its home
+/// first; or from the device to the host only, where its home is NVMe and it can stay until it is used.
 ///
 /// The future. Of the device, the pass as it was recorded the last time (see schedule.h); of the host, what is
 /// announced, each by when the device uses the parameters that are updated with it, what the device will be brought
