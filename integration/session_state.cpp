@@ -224,6 +224,14 @@ void SessionState::notice_pass(Pass pass, std::span<const OpOperand> operands,
       const auto held = lock();
       step_clock_.begin_backward(moment());
     }
+    if (pass_ == Pass::without_graph) {
+      // All of its forward was in functions of the program's own, which LibTorch runs without one.
+      pass_ = Pass::with_graph;
+      memory_.stream().expect_step();
+    }
+    return;
+  }
+  if (pass_ == pass) {
     return;
   }
   const std::uint64_t input_shapes = shapes_of_ordinary_tensors(inputs);
@@ -244,11 +252,14 @@ void SessionState::notice_pass(Pass pass, std::span<const OpOperand> operands,
       is_in_forward_ = true;
     }
   }
-  pass_ = pass;
   // Told apart by what it computes with, too: programs train several models in turn.
   const bool trains = pass == Pass::with_graph;
-  memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (trains ? 1 : 0),
-                              trains ? ScheduleBook::End::step : ScheduleBook::End::repetition);
+  const bool begins =
+      memory_.stream().begin_pass((input_shapes * 1'000'003 + first) * 2 + (trains ? 1 : 0),
+                                  trains ? ScheduleBook::End::step : ScheduleBook::End::repetition, first);
+  if (begins || trains) {
+    pass_ = pass;
+  }
 }
 
 StepClock::Moment SessionState::moment() const { return {monotonic_ns(), memory_.stream().usage().stall_seconds}; }
@@ -260,7 +271,8 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     memory_.computes_here();
     gradients_->notice_dead_storages();
     const Pass pass = at::GradMode::is_enabled() ? Pass::with_graph : Pass::without_graph;
-    if (pass_.load(std::memory_order_relaxed) != pass) {
+    // Ops of a backward, which mostly has no graph of its own either, are seen there too.
+    if (pass == Pass::without_graph || pass_.load(std::memory_order_relaxed) != pass) {
       notice_pass(pass, operands, inputs);
     }
     if (is_learning_.load(std::memory_order_relaxed)) {

@@ -162,13 +162,19 @@ void AccessStream::release(std::span<const ChunkAccess> accesses) noexcept {
   });
 }
 
-void AccessStream::begin_pass(ScheduleBook::Key key, ScheduleBook::End end) {
+bool AccessStream::begin_pass(ScheduleBook::Key key, ScheduleBook::End end, std::optional<ChunkId> first) {
   const Lock lock(mutex_);
-  policy_.begin_pass(key, end);
+  const bool begins = policy_.begin_pass(key, end, first);
   carry_out(lock);
   if (timeline_ != nullptr) {
     timeline_->begin_first_step();
   }
+  return begins;
+}
+
+void AccessStream::expect_step() {
+  const Lock lock(mutex_);
+  policy_.expect_step();
 }
 
 void AccessStream::announce(std::vector<ChunkId> chunks) {

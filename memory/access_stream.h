@@ -141,7 +141,9 @@ class AccessStream {
   void remove_spare_room(SpareRoom& room) noexcept;
 
   // What is known of the future: see Policy.
-  void begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step);
+  bool begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step,
+                  std::optional<ChunkId> first = std::nullopt);
+  void expect_step();
   void announce(std::vector<ChunkId> chunks);
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
   void set_updates_awaited(bool awaited);

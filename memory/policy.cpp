@@ -224,12 +224,13 @@ std::exception_ptr Policy::removed_error(ChunkId id) const {
   return std::make_exception_ptr(LogicError(describe(chunks_[id].info()) + " is wanted and has been removed"));
 }
 
-void Policy::begin_pass(ScheduleBook::Key key, ScheduleBook::End end) {
-  book_.begin_pass(key, end);
+bool Policy::begin_pass(ScheduleBook::Key key, ScheduleBook::End end, std::optional<ChunkId> first) {
+  const bool begins = book_.begin_pass(key, end, first);
   if (book_.current() != lanes_[index_of(Tier::device)].forecast.schedule()) {
     follow_pass();
     advance();
   }
+  return begins;
 }
 
 void Policy::step_mark() {

@@ -136,8 +136,11 @@ class Policy {
   /// The program has made the chunk's bytes, which nothing holds yet, in memory that is counted as its own: its copy on
   /// the device is that memory from now on, and no transfer brings it. It is an activation.
   void adopt(ChunkId chunk, Kind counted_as);
-  /// A pass of the program begins, or goes on if its key is that of the pass that runs.
-  void begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step);
+  /// A pass of the program begins, or goes on: see ScheduleBook. Returns whether it begins.
+  bool begin_pass(ScheduleBook::Key key, ScheduleBook::End end = ScheduleBook::End::step,
+                  std::optional<ChunkId> first = std::nullopt);
+  /// The pass that runs ends with a step.
+  void expect_step() { book_.expect_step(); }
   /// The program's step ends: the next pass is taken to be like the one after such a step before.
   void step_mark();
   /// What will be wanted on the host, in this order; replaces what was announced before.

@@ -121,7 +121,14 @@ std::list<ScheduleBook::Known>::const_iterator ScheduleBook::find(Key key) const
   return std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.key == key; });
 }
 
-void ScheduleBook::begin_pass(Key key, End end) {
+bool ScheduleBook::begin_pass(Key key, End end, std::optional<ChunkId> first) {
+  const bool begins_elsewhere = first && first_ && first != first_ && !recording_.empty();
+  if (has_begun_ && (key == key_ || begins_elsewhere)) {
+    if (end == End::step) {
+      expect_step();
+    }
+    return false;
+  }
   note_follower(key);
   if (key != key_) {
     // What came between a step and the pass that follows is of neither.
@@ -132,7 +139,14 @@ void ScheduleBook::begin_pass(Key key, End end) {
     }
   }
   end_ = end;
+  first_ = first;
   has_begun_ = true;
+  return true;
+}
+
+void ScheduleBook::expect_step() {
+  end_ = End::step;
+  is_as_known_ = false;
 }
 
 void ScheduleBook::end_step() {

@@ -4,8 +4,9 @@
 /// that the caller gives when one begins (training or not, shapes of the input), and the last record of each of the
 /// latest few keys is kept. A step ends by a mark, and is taken to be followed by what followed its like before, as a
 /// processor takes a branch (Smith, A Study of Branch Prediction Strategies, 1981). An evaluation has no mark: it is
-/// over when its accesses begin to repeat. A cursor follows the program through the record of the pass that runs; where
-/// the program does something else the cursor stays until the two meet again.
+/// over when its accesses begin to repeat. What runs without a graph between other accesses, such as the forward of an
+/// operator that a program has defined itself, is of the pass it is in. A cursor follows the program through the record
+/// of the pass that runs; where the program does something else the cursor stays until the two meet again.
 ///
 /// Pure and not thread-safe: it belongs to the policy.
 #pragma once
@@ -115,8 +116,11 @@ class ScheduleBook {
   /// or a program that never ends a step), that stretch is taken for it; if not, nothing is known of it.
   static constexpr std::size_t most_entries = 128 * 1024;
 
-  /// Another pass begins, or the same goes on if its key is the same.
-  void begin_pass(Key key, End end = End::step);
+  /// Another pass begins, or the same goes on: if its key is the same, or if `first`, the chunk to be used next, is not
+  /// the one that it began with. Where either of the two ends with a step it does. Returns whether another began.
+  bool begin_pass(Key key, End end = End::step, std::optional<ChunkId> first = std::nullopt);
+  /// The pass that runs ends with a step, whatever was said when it began.
+  void expect_step();
   /// The step ends; until told otherwise the next pass is taken to be the one that followed such a one before.
   void end_step();
   /// What `current` gave before is no more if the pass is over.
@@ -167,6 +171,7 @@ class ScheduleBook {
   std::list<Known> known_;  ///< latest first; addresses are stable
   Key key_ = 0;
   End end_ = End::step;
+  std::optional<ChunkId> first_;   ///< what the pass began with, where that is known
   bool has_begun_ = false;         ///< the pass that runs, rather than being taken for the next
   std::optional<Key> ended_step_;  ///< of which the follower is not known yet
   std::vector<Schedule::Entry> recording_;

@@ -263,6 +263,57 @@ TEST(ScheduleBook, of_a_pass_that_never_ends_and_never_repeats_nothing_is_kept) 
   EXPECT_EQ(book.current(), nullptr);
 }
 
+TEST(ScheduleBook, what_runs_without_a_graph_amid_a_step_is_of_it) {
+  ScheduleBook book;
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_TRUE(book.begin_pass(1, ScheduleBook::End::step, 1));
+    record_all(book, {1, 2});
+    EXPECT_FALSE(book.begin_pass(2, repetition, 3)) << "a function of the program's own";
+    record_all(book, {3, 4, 3, 4, 3, 4, 3, 4});
+    book.end_step();
+    EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1, 2, 3, 4, 3, 4, 3, 4, 3, 4}));
+    EXPECT_TRUE(book.current()->ends_with_step());
+  }
+  EXPECT_TRUE(book.begin_pass(2, repetition, 3)) << "after a step it is an evaluation";
+}
+
+TEST(ScheduleBook, a_step_may_begin_without_a_graph) {
+  ScheduleBook book;
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_TRUE(book.begin_pass(1, repetition, 1));
+    record_all(book, {1, 2});
+    EXPECT_FALSE(book.begin_pass(2, ScheduleBook::End::step, 3));
+    record_all(book, {3, 2});
+    EXPECT_FALSE(book.begin_pass(1, repetition, 1)) << "another micro-batch of it";
+    record_all(book, {1, 2, 3});
+    EXPECT_EQ(book.record(read_of(2), 0), Progress::goes_on);
+    book.end_step();
+    EXPECT_EQ(chunks_of(book.current()), (std::vector<ChunkId>{1, 2, 3, 2, 1, 2, 3, 2}));
+  }
+}
+
+TEST(ScheduleBook, a_pass_that_turns_out_to_train_is_not_over_before_its_step) {
+  ScheduleBook book;
+  for (int step = 0; step < 3; ++step) {
+    book.begin_pass(1, repetition, 1);
+    record_all(book, {1, 2, 3});
+    book.expect_step();
+    record_all(book, {3, 2});
+    EXPECT_EQ(book.record(read_of(1), 0), Progress::goes_on);
+    book.end_step();
+    EXPECT_TRUE(book.current()->ends_with_step());
+  }
+}
+
+TEST(ScheduleBook, what_begins_where_the_pass_began_or_after_an_evaluation_is_over_is_another) {
+  ScheduleBook book;
+  book.begin_pass(1, ScheduleBook::End::step, 1);
+  record_all(book, {1, 2, 3});
+  EXPECT_TRUE(book.begin_pass(2, repetition, 1)) << "it evaluates with what was trained";
+  record_all(book, {1, 2, 3, 1, 2, 3, 1, 2, 3});
+  EXPECT_TRUE(book.begin_pass(3, ScheduleBook::End::step, 5)) << "another model trains";
+}
+
 TEST(ScheduleBook, takes_models_that_train_in_turn_to_do_so_again) {
   ScheduleBook book;
   const auto step = [&](ScheduleBook::Key key) {
