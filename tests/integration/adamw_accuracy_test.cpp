@@ -21,19 +21,19 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int steps = 1000;
 constexpr int gradient_count = 9;
 
-/// Distances of elements from the exact ones.
-struct Errors {
-  double largest = 0;
-  double mean = 0;
-};
-
-Errors errors_of(const at::Tensor& values, const at::Tensor& exact) {
-  const at::Tensor distance = (values.detach().to(at::kDouble) - exact.detach()).abs();
-  return {distance.max().item<double>(), distance.mean().item<double>()};
-}
-
 at::Tensor last_place_of(const at::Tensor& values) {
   return at::nextafter(values.abs(), at::full({}, std::numeric_limits<float>::infinity())) - values.abs();
+}
+
+at::Tensor distance_of(const at::Tensor& values, const at::Tensor& exact) {
+  return (values.detach().to(at::kDouble) - exact).abs();
+}
+
+/// How far from the exact ones parameters are likely to be by their own rounding alone, which is the same for all who
+/// keep them in fp32: each step rounds the decayed one and the sum, by half a last place at most, which is a variance
+/// of a twelfth of its square twice; and independent errors add up by their squares.
+at::Tensor likely_by_rounding(const at::Tensor& first, const at::Tensor& exact) {
+  return last_place_of(at::maximum(first.abs(), exact.to(at::kFloat).abs())).to(at::kDouble) * std::sqrt(steps / 6.0);
 }
 
 /// Whether what a step has made of `before` differs by no more than one unit in the last place of the parameter and
@@ -46,11 +46,12 @@ bool are_within_units(const at::Tensor& ours, const at::Tensor& torchs, const at
 
 class AdamWAccuracy : public ::testing::TestWithParam<std::int64_t> {};
 
-TEST_P(AdamWAccuracy, of_fp32_is_at_most_twice_as_far_from_float64_as_torch_is) {
+TEST_P(AdamWAccuracy, of_every_fp32_element_is_at_most_twice_as_far_from_float64_as_torch_is) {
   const std::int64_t size = GetParam();
   torch::manual_seed(3);
   at::set_num_threads(2);
-  const auto parameter = [&, first = at::randn({size})](at::ScalarType type) {
+  const at::Tensor first = at::randn({size});
+  const auto parameter = [&](at::ScalarType type) {
     return first.to(type, /*non_blocking=*/false, /*copy=*/true).requires_grad_(true);
   };
   const at::Tensor ours = parameter(at::kFloat);
@@ -70,13 +71,21 @@ TEST_P(AdamWAccuracy, of_fp32_is_at_most_twice_as_far_from_float64_as_torch_is) 
     torch_optimizer.step();
     exact_optimizer.step();
   }
-  const Errors our_errors = errors_of(ours, exact);
-  const Errors torch_errors = errors_of(torchs, exact);
-  RecordProperty("largest over torch's", std::to_string(our_errors.largest / torch_errors.largest));
-  // An element that torch happens to meet exactly is no measure: the distance is of all of them, and the last place.
-  constexpr double last_place = 0x1p-24;
-  EXPECT_LE(our_errors.largest, 2 * torch_errors.largest + last_place);
-  EXPECT_LE(our_errors.mean, 2 * torch_errors.mean + last_place);
+  const at::Tensor our_errors = distance_of(ours, exact.detach());
+  const at::Tensor torch_errors = distance_of(torchs, exact.detach());
+  // Element by element. One that torch's roundings happen to leave close to the exact one is no measure (of its
+  // elements as many are more than twice as far as ours as the other way round, one in two thousand): what counts is no
+  // less than they are likely to make. Against that the worst of ours is at 1.3 of the 2, as fp32 coefficients, which
+  // are not quite those of float64, lead both astray alike, for most elements by more than all roundings.
+  const at::Tensor times = our_errors / at::maximum(torch_errors, likely_by_rounding(first, exact.detach()));
+  const std::int64_t worst = times.argmax().item<std::int64_t>();
+  RecordProperty("worst over torch's", std::to_string(times[worst].item<double>()));
+  EXPECT_LE(times[worst].item<double>(), 2)
+      << "element " << worst << ", which is off by " << our_errors[worst].item<double>() << ", and torch's by "
+      << torch_errors[worst].item<double>();
+  EXPECT_TRUE(at::isfinite(times).all().item<bool>());
+  // None of those tells when all are somewhat worse.
+  EXPECT_LE(our_errors.mean().item<double>(), 2 * torch_errors.mean().item<double>() + 0x1p-24);
 }
 
 TEST_P(AdamWAccuracy,
