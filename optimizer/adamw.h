@@ -15,9 +15,9 @@
 ///   - Every instruction set with fused multiply-add gives the same bits. Older x86 (SSE) rounds `fma` twice;
 ///     `adamw_uses_fma` tells.
 ///   - fp32 moments are LibTorch's, bit for bit, where its kernels round a multiplication and addition once (AVX2,
-///     AVX-512). So are fp32 parameters after a step from the same ones, but for fewer than 2 elements in 100, which
-///     differ by no more than a unit in their last place and four in that of their change: it rounds d once more, and
-///     its square root is not the nearest.
+///     AVX-512). fp32 parameters after a step from the same ones are LibTorch's, or next to those, where they change by
+///     no more than a 16th; where they change by more, 10 * 2^-24 of the change may come on top: it rounds d once more,
+///     and its square root is not the nearest.
 ///   - NaN, infinity and subnormal numbers go through the arithmetic as IEEE 754 says; nothing is skipped or replaced.
 ///     Threads that round otherwise or flush subnormal numbers do so here too; parts of UpdateThreads do not.
 ///

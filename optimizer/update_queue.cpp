@@ -204,7 +204,8 @@ void UpdateQueue::work_in_background() {
       try {
         resolve(next_, lock, AccessOrigin::background_work);
       } catch (...) {
-        // Whoever needs the bytes hears of it, or tries again.
+        // Whoever needs the bytes hears of it, or tries again. Not this thread, nor with the next set: nothing says
+        // when there will be room, and what could leave has left for this attempt, which the program needs sooner.
         next_ = end();
       }
     }
@@ -295,6 +296,7 @@ void UpdateQueue::run_alone(Lock& lock, std::optional<ChunkId> parameter, Work&&
     }
     std::rethrow_exception(error);
   }
+  next_ = first_;  // where the background gave up there is room again: the rest need not wait until each is asked for
 }
 
 void UpdateQueue::end_item(ItemId id, const Lock&) {

@@ -8,7 +8,7 @@
 ///
 /// A set is updated by the background thread, in the order in which the sets are needed, or by the thread that first
 /// uses one of its chunks if the background has not come to it. One set is updated at a time. What the update needs is
-/// announced to residency, which brings it ahead.
+/// announced to residency, which brings it ahead. Where the background finds no room, it waits until another has.
 ///
 /// A thread of the program that waits for another's update is stalled. Where it updates by itself it computes, and what
 /// it waits for in that is a stall for the chunks' own reasons.
@@ -118,7 +118,7 @@ class UpdateQueue final : public PriorWork {
   std::condition_variable changed_;
   std::deque<Item> items_;
   ItemId first_ = 0;                          ///< of `items_`
-  ItemId next_ = 0;                           ///< items before it are taken
+  ItemId next_ = 0;                           ///< items before it are taken, or given up for now
   std::unordered_map<ChunkId, ItemId> owed_;  ///< by chunk, what is not done
   std::atomic<bool> anything_owed_{false};
   UpdateTicket submitted_;   ///< the last job that may need a norm

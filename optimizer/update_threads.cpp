@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include <oneapi/tbb/info.h>
+#include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
@@ -20,6 +20,12 @@ std::atomic<unsigned> handed_over{0};
 
 /// Whether this thread is in a call of `for_each`. Another caller's part may come to it there.
 constinit thread_local bool is_caller = false;
+
+/// That oneTBB runs, with the one that calls.
+int most_threads() {
+  using Control = oneapi::tbb::global_control;
+  return static_cast<int>(Control::active_value(Control::max_allowed_parallelism));
+}
 
 class Caller {
  public:
@@ -41,7 +47,7 @@ struct UpdateThreads::Arena {
 };
 
 UpdateThreads::UpdateThreads(int count, Processors processors)
-    : count_(std::clamp(count, 1, oneapi::tbb::info::default_concurrency())),
+    : count_(std::clamp(count, 1, most_threads())),
       processors_(std::move(processors)),
       arena_(std::make_unique<Arena>(count_)) {}
 

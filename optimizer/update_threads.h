@@ -19,8 +19,8 @@ namespace terrace {
 
 class UpdateThreads {
  public:
-  /// At most `count`, with the thread that calls: at least that one, and no more than there are cores. Those of
-  /// oneTBB take their parts on `processors`.
+  /// At most `count`, with the thread that calls: at least that one, and no more than oneTBB runs now, which is one a
+  /// core unless the program has told it otherwise. Its threads take their parts on `processors`.
   explicit UpdateThreads(int count, Processors processors = {});
   ~UpdateThreads();
   UpdateThreads(const UpdateThreads&) = delete;

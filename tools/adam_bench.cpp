@@ -36,15 +36,22 @@ constexpr std::uint64_t kLeastParametersOfTarget = 48ULL << 20U;
 struct Format {
   const char* name;
   ElementType parameter;
+  ElementType gradient;
   StateFormat states;
 };
 
+constexpr ElementType kFloat = ElementType::float32;
+constexpr ElementType kBfloat16 = ElementType::bfloat16;
 constexpr Format kFormats[] = {
-    {"fp32, states float32", ElementType::float32, StateFormat::float32},
-    {"fp32, states split_bfloat16", ElementType::float32, StateFormat::split_bfloat16},
-    {"bf16, states float32", ElementType::bfloat16, StateFormat::float32},
-    {"bf16, states split", ElementType::bfloat16, StateFormat::split},
-    {"bf16, states split_bfloat16", ElementType::bfloat16, StateFormat::split_bfloat16},
+    {"fp32, states float32", kFloat, kFloat, StateFormat::float32},
+    {"fp32, states split_bfloat16", kFloat, kFloat, StateFormat::split_bfloat16},
+    {"bf16, states float32", kBfloat16, kBfloat16, StateFormat::float32},
+    {"bf16, states split", kBfloat16, kBfloat16, StateFormat::split},
+    {"bf16, states split_bfloat16", kBfloat16, kBfloat16, StateFormat::split_bfloat16},
+    // As gradients are with optimizer.accumulate = "float32".
+    {"bf16, fp32 gradients, states float32", kBfloat16, kFloat, StateFormat::float32},
+    {"bf16, fp32 gradients, states split", kBfloat16, kFloat, StateFormat::split},
+    {"bf16, fp32 gradients, states split_bfloat16", kBfloat16, kFloat, StateFormat::split_bfloat16},
 };
 
 struct Case {
@@ -86,7 +93,7 @@ double seconds_of(int repetitions, Work&& work) {
 std::optional<Case> measure(const Format& format, std::uint64_t parameters, int thread_count, bool is_all_threads,
                             int rounds, const Interrupt& interrupt) {
   const UpdateThreads threads(thread_count);
-  const UpdateArrays arrays(format.parameter, format.states, static_cast<std::size_t>(parameters));
+  const UpdateArrays arrays(format.parameter, format.gradient, format.states, static_cast<std::size_t>(parameters));
   Case result{.format = format,
               .parameters = parameters,
               .threads = thread_count,

@@ -21,9 +21,9 @@ std::array<std::size_t, 5> element_bytes(const UpdateRun& run) {
 
 }  // namespace
 
-UpdateArrays::UpdateArrays(ElementType parameter_type, StateFormat states, std::size_t count)
+UpdateArrays::UpdateArrays(ElementType parameter_type, ElementType gradient_type, StateFormat states, std::size_t count)
     : run_{.parameter_type = parameter_type,
-           .gradient_type = parameter_type,
+           .gradient_type = gradient_type,
            .states = states,
            .parameter = nullptr,
            .gradient = nullptr,

@@ -12,8 +12,8 @@ namespace terrace {
 
 class UpdateArrays {
  public:
-  /// Gradients are of the parameters' type. Throws OutOfMemory.
-  UpdateArrays(ElementType parameter_type, StateFormat states, std::size_t count);
+  /// Throws OutOfMemory.
+  UpdateArrays(ElementType parameter_type, ElementType gradient_type, StateFormat states, std::size_t count);
   ~UpdateArrays();
   UpdateArrays(const UpdateArrays&) = delete;
   UpdateArrays& operator=(const UpdateArrays&) = delete;

@@ -364,7 +364,7 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.read_bytes = std::min(model.traffic().moved(Link::nvme_to_host), static_cast<double>(result.state_bytes));
   result.written_bytes = std::min(model.traffic().moved(Link::host_to_nvme), static_cast<double>(result.state_bytes));
   const UpdateThreads threads(result.threads);
-  const UpdateArrays arrays(setting.type, state_format(setting.states), result.parameters);
+  const UpdateArrays arrays(setting.type, setting.type, state_format(setting.states), result.parameters);
   measure_fraction(updates, arrays, threads, options, result);
   PairOptions hidden = options;
   hidden.target = std::nullopt;

@@ -42,11 +42,11 @@ struct Arrays {
 constexpr std::size_t kShort = kGroup * 2 / sizeof(Word);
 constexpr std::size_t kLong = kGroup * 4 / sizeof(Word);
 
-/// By words of a group in the parameters and gradients, the masters, and the moments.
-template <std::size_t parameter, std::size_t master, std::size_t moment>
+/// By words of a group in the parameters, the gradients, the masters, and the moments.
+template <std::size_t parameter, std::size_t gradient, std::size_t master, std::size_t moment>
 inline __attribute__((always_inline)) void pass(Arrays at, std::size_t groups, Word mask) {
   for (std::size_t i = 0; i < groups; ++i) {
-    const Word nothing = read<parameter>(at.gradient + i * parameter) & mask;
+    const Word nothing = read<gradient>(at.gradient + i * gradient) & mask;
     touch<parameter>(at.parameter + i * parameter, nothing);
     if constexpr (master != 0) touch<master>(at.master + i * master, nothing);
     touch<moment>(at.momentum + i * moment, nothing);
@@ -55,19 +55,29 @@ inline __attribute__((always_inline)) void pass(Arrays at, std::size_t groups, W
 }
 
 TERRACE_FOR_EACH_WIDTH void pass_long(Arrays at, std::size_t groups, Word mask) {
-  pass<kLong, 0, kLong>(at, groups, mask);
+  pass<kLong, kLong, 0, kLong>(at, groups, mask);
 }
 TERRACE_FOR_EACH_WIDTH void pass_long_short(Arrays at, std::size_t groups, Word mask) {
-  pass<kLong, 0, kShort>(at, groups, mask);
+  pass<kLong, kLong, 0, kShort>(at, groups, mask);
 }
 TERRACE_FOR_EACH_WIDTH void pass_with_master(Arrays at, std::size_t groups, Word mask) {
-  pass<kShort, kLong, kLong>(at, groups, mask);
+  pass<kShort, kShort, kLong, kLong>(at, groups, mask);
 }
 TERRACE_FOR_EACH_WIDTH void pass_split(Arrays at, std::size_t groups, Word mask) {
-  pass<kShort, kShort, kLong>(at, groups, mask);
+  pass<kShort, kShort, kShort, kLong>(at, groups, mask);
 }
 TERRACE_FOR_EACH_WIDTH void pass_split_short(Arrays at, std::size_t groups, Word mask) {
-  pass<kShort, kShort, kShort>(at, groups, mask);
+  pass<kShort, kShort, kShort, kShort>(at, groups, mask);
+}
+// Beside gradients of 4 bytes.
+TERRACE_FOR_EACH_WIDTH void pass_with_master_long(Arrays at, std::size_t groups, Word mask) {
+  pass<kShort, kLong, kLong, kLong>(at, groups, mask);
+}
+TERRACE_FOR_EACH_WIDTH void pass_split_long(Arrays at, std::size_t groups, Word mask) {
+  pass<kShort, kLong, kShort, kLong>(at, groups, mask);
+}
+TERRACE_FOR_EACH_WIDTH void pass_split_short_long(Arrays at, std::size_t groups, Word mask) {
+  pass<kShort, kLong, kShort, kShort>(at, groups, mask);
 }
 
 using Pass = void (*)(Arrays, std::size_t, Word);
@@ -75,8 +85,10 @@ using Pass = void (*)(Arrays, std::size_t, Word);
 Pass pass_of(const UpdateRun& run) {
   const bool short_moments = moment_type(run.states) == ElementType::bfloat16;
   if (run.parameter_type == ElementType::float32) return short_moments ? pass_long_short : pass_long;
-  if (run.states == StateFormat::float32) return pass_with_master;
-  return short_moments ? pass_split_short : pass_split;
+  const bool long_gradients = bytes_of(run.gradient_type) == 4;
+  if (run.states == StateFormat::float32) return long_gradients ? pass_with_master_long : pass_with_master;
+  if (short_moments) return long_gradients ? pass_split_short_long : pass_split_short;
+  return long_gradients ? pass_split_long : pass_split;
 }
 
 volatile Word no_bits = 0;

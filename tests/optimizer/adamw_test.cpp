@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "tests/optimizer/instruction_sets.h"
+#include "tests/optimizer/many_threads.h"
 #include "tests/optimizer/random_state.h"
 
 namespace terrace {
@@ -118,13 +119,25 @@ TYPED_TEST(AdamW, leaves_parameters_with_rate_and_decay_zero_but_moves_moments) 
 }
 
 TYPED_TEST(AdamW, gives_the_same_bits_on_any_number_of_threads) {
-  const std::size_t count = 100'003;
-  TypeParam expected(count, 2);
+  const ManyThreads many;
+  const std::size_t count = many_threads * update_part_elements + 3;
+  const AdamWStep step(kOptions, 3);
+  const TypeParam before(count, 2);
   const auto gradient = TypeParam::gradient(count, 1);
-  expected.update(AdamWStep(kOptions, 3), gradient);
-  for (const int threads : {1, 2, 3, 8}) {
-    TypeParam state(count, 2);
-    adamw_update(AdamWStep(kOptions, 3), state.run(gradient), UpdateThreads(threads));
+  TypeParam expected = before;
+  expected.update(step, gradient);
+  for (const int threads : {1, 2, 3, many_threads}) {
+    TypeParam state = before;
+    adamw_update(step, state.run(gradient), UpdateThreads(threads));
+    EXPECT_EQ(state, expected) << threads;
+    // All at work, which those that have no core of their own need not be above.
+    state = before;
+    Meeting meeting(threads);
+    for_each_part(state.run(gradient), UpdateThreads(threads), [&](const UpdateRun& part) {
+      meeting.come();
+      adamw_update(step, part);
+    });
+    EXPECT_EQ(meeting.size(), threads);
     EXPECT_EQ(state, expected) << threads;
   }
 }

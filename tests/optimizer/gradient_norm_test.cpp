@@ -1,5 +1,6 @@
 #include "optimizer/gradient_norm.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -11,6 +12,7 @@
 
 #include "optimizer/float16.h"
 #include "tests/optimizer/instruction_sets.h"
+#include "tests/optimizer/many_threads.h"
 #include "tests/optimizer/random_state.h"
 
 namespace terrace {
@@ -119,9 +121,22 @@ TEST(Float16, is_widened_as_ieee_754_says) {
 }
 
 TEST(SumOfSquares, does_not_depend_on_the_number_of_threads) {
+  const ManyThreads many;
   const auto gradient = random_gradient(300'011, 5);
-  for (const int threads : {2, 3, 8}) {
-    EXPECT_EQ(sum_of(gradient, threads), sum_of(gradient));
+  const double expected = sum_of(gradient);
+  for (const int threads : {2, 3, many_threads}) {
+    EXPECT_EQ(sum_of(gradient, threads), expected);
+    Meeting meeting(threads);  // so that all are at work
+    const auto sum_of_block = [&](std::size_t i) {
+      meeting.come();
+      const std::size_t first = i * BlockOfSquares::kElements;
+      BlockOfSquares block;
+      block.add(ElementType::float32, gradient.data() + first,
+                std::min(BlockOfSquares::kElements, gradient.size() - first));
+      return block.sum();
+    };
+    EXPECT_EQ(sum_of_squares(gradient.size(), UpdateThreads(threads), sum_of_block), expected);
+    EXPECT_EQ(meeting.size(), threads);
   }
 }
 

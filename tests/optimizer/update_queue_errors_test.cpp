@@ -1,7 +1,12 @@
 // An error of a queued update reaches whoever needs what it was to make, and loses nothing.
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <future>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -116,6 +121,35 @@ TEST_P(FailingUpdates, an_update_that_others_left_no_room_for_is_done_when_there
     EXPECT_THROW(queue.finish(), OutOfMemory);
   }
   world_.update_arrays(1, GetParam(), {0, 1});
+  EXPECT_NO_THROW(queue.finish());
+  EXPECT_EQ(world_.current(), world_.all());
+}
+
+// Else the program would do the whole rest of the step's update by itself, while it waits.
+TEST_P(FailingUpdates, the_background_goes_on_with_the_rest_once_somebody_has_found_room_again) {
+  UpdateQueue queue(world_.world.stream, true, 2);
+  const ChunkSet& other = world_.sets[5].chunks;
+  const std::array accesses{ChunkAccess{*other.master, Tier::host, Access::read},
+                            ChunkAccess{*other.momentum, Tier::host, Access::read}};
+  Pin pin = world_.world.stream.acquire(accesses);  // there is room for set 0 beside it, and none for set 1
+  const std::vector<std::uint32_t> sets{0, 1, 2, 3, 4};
+  std::array<std::promise<void>, 10> updated;
+  UpdateJob job = world_.job(1, GetParam(), sets);
+  for (std::size_t i = 0; i < updated.size(); ++i) {
+    job.segments[i].gradient = {nullptr, [&updated, i](const void*) { updated[i].set_value(); }};
+  }
+  queue.submit(std::move(job));
+  world_.update_arrays(1, GetParam(), sets);
+  updated[0].get_future().wait();
+  // The background is at set 1 as soon as it leaves set 0: whoever finds no room there has seen it fail.
+  EXPECT_THROW(queue.finish(), OutOfMemory);
+  EXPECT_FALSE(world_.is_current(world_.sets[4])) << "it tries no other";
+  pin.release();
+  use(1);
+  for (const std::size_t set : {2u, 3u, 4u}) {
+    const auto result = updated[2 * set].get_future().wait_for(std::chrono::seconds(20));
+    EXPECT_EQ(result, std::future_status::ready) << "set " << set;
+  }
   EXPECT_NO_THROW(queue.finish());
   EXPECT_EQ(world_.current(), world_.all());
 }

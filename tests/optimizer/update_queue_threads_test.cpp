@@ -2,15 +2,20 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <random>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "optimizer/update_queue.h"
 #include "tests/offload/threads_of_process.h"
+#include "tests/optimizer/many_threads.h"
 #include "tests/optimizer/update_world.h"
 
 namespace terrace {
@@ -80,6 +85,52 @@ TEST(UpdateQueueThreads, others_may_finish_and_ask_for_norms_while_one_submits) 
   queue.finish();
   EXPECT_EQ(world.current(), all);
   world.world.check_invariants();
+}
+
+/// Keeps each of the threads that update a set until all have come.
+class MeetingRule final : public UpdateRule {
+ public:
+  MeetingRule(const AdamWOptions& options, Meeting& meeting) : rule_(options), meeting_(meeting) {}
+  void update(std::int64_t step, float gradient_scale, const UpdateRun& run) const override {
+    meeting_.come();
+    rule_.update(step, gradient_scale, run);
+  }
+
+ private:
+  const AdamWRule rule_;
+  Meeting& meeting_;
+};
+
+TEST(UpdateQueueThreads, any_number_that_the_arithmetic_runs_on_gives_the_same_bits) {
+  const ManyThreads many;
+  for (const int threads : {1, 3, many_threads}) {
+    UpdateWorld world(roomy);
+    world.add_sets(static_cast<int>(format_count));
+    UpdateQueue queue(world.world.stream, true, threads);
+    for (std::int64_t step = 1; step <= 2; ++step) {
+      std::deque<Meeting> meetings;
+      UpdateJob job;
+      for (const TestSet& set : world.sets) {
+        Meeting& meeting = meetings.emplace_back(threads);
+        const std::size_t parts = 2 * many_threads;
+        for (std::size_t part = 0; part < parts; ++part) {
+          const std::size_t from = part * set.elements / parts;
+          job.segments.push_back({.chunks = set.chunks,
+                                  .element_offset = from,
+                                  .elements = (part + 1) * set.elements / parts - from,
+                                  .rule = std::make_shared<MeetingRule>(set.options(), meeting),
+                                  .updates = std::make_shared<std::int64_t>(step - 1),
+                                  .parameter = "part " + std::to_string(part),
+                                  .gradient = nullptr});
+        }
+      }
+      queue.submit(std::move(job));
+      queue.finish();
+      for (const Meeting& meeting : meetings) EXPECT_EQ(meeting.size(), threads);
+      world.update_arrays(step, not_clipping, world.all());
+      EXPECT_EQ(world.current(), world.all()) << threads << " threads";
+    }
+  }
 }
 
 TEST(UpdateQueueThreads, the_background_runs_on_the_updates_own_hardware_threads) {

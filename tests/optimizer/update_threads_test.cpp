@@ -2,8 +2,6 @@
 
 #include <atomic>
 #include <cfenv>
-#include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -16,25 +14,43 @@
 #endif
 
 #include "tests/offload/threads_of_process.h"
+#include "tests/optimizer/many_threads.h"
 
 namespace terrace {
 namespace {
 
 TEST(UpdateThreads, does_every_part_once_whatever_their_number) {
-  for (const int count : {1, 2, 3, 8}) {
+  const ManyThreads many;
+  for (const int count : {1, 2, 3, many_threads}) {
     const UpdateThreads threads(count);
-    EXPECT_LE(threads.count(), count);
+    ASSERT_EQ(threads.count(), count);
     for (const std::size_t parts : {0, 1, 2, 7, 1000}) {
-      std::vector<int> times(parts);  // not atomic: a part belongs to one thread
-      threads.for_each(parts, [&](std::size_t i) { ++times[i]; });
-      EXPECT_EQ(times, std::vector<int>(parts, 1)) << count << " threads";
+      for (int round = 0; round < 100; ++round) {  // most begin when others have ended
+        std::vector<int> times(parts);             // not atomic: a part belongs to one thread
+        threads.for_each(parts, [&](std::size_t i) { ++times[i]; });
+        ASSERT_EQ(times, std::vector<int>(parts, 1)) << count << " threads";
+      }
     }
   }
 }
 
 TEST(UpdateThreads, has_at_least_one) { EXPECT_EQ(UpdateThreads(0).count(), 1); }
 
+TEST(UpdateThreads, are_no_more_than_there_are_cores_unless_the_program_says_so_and_then_all_take_parts) {
+  const int cores = static_cast<int>(processors_of_this_thread().size());
+  EXPECT_EQ(UpdateThreads(cores + 1).count(), cores);
+  const ManyThreads many;
+  EXPECT_EQ(UpdateThreads(many_threads + 1).count(), many_threads);
+  for (const int count : {2, 3, many_threads}) {
+    const UpdateThreads threads(count);
+    Meeting meeting(count);
+    threads.for_each(16, [&](std::size_t) { meeting.come(); });
+    EXPECT_EQ(meeting.size(), count);
+  }
+}
+
 TEST(UpdateThreads, shows_parts_what_was_written_before_them_and_the_caller_what_they_wrote) {
+  const ManyThreads many;
   const UpdateThreads threads(4);
   std::vector<std::size_t> values(4096);
   for (std::size_t round = 0; round < 100; ++round) {
@@ -57,23 +73,6 @@ TEST(UpdateThreads, serves_several_callers_at_a_time) {
   EXPECT_EQ(done, 4u * 50 * 16);
 }
 
-/// Waits until two threads have come, or one has waited for long: which threads take parts is oneTBB's choice.
-class Meeting {
- public:
-  void come() {
-    std::unique_lock lock(mutex_);
-    threads_.insert(std::this_thread::get_id());
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::seconds(20), [&] { return threads_.size() > 1; });
-  }
-  std::size_t size() const { return threads_.size(); }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::set<std::thread::id> threads_;
-};
-
 TEST(UpdateThreads, run_on_the_updates_own_hardware_threads_for_as_long_as_they_take_parts_and_callers_where_they_do) {
   const Processors all = processors_of_this_thread();
   if (all.size() < 2) GTEST_SKIP() << "this process may run on one hardware thread only";
@@ -90,7 +89,7 @@ TEST(UpdateThreads, run_on_the_updates_own_hardware_threads_for_as_long_as_they_
       EXPECT_EQ(processors_of_this_thread(), is_caller ? all : one);
       if (!is_caller) helpers.insert(::gettid());
     });
-    EXPECT_EQ(meeting.size(), 2u);
+    EXPECT_EQ(meeting.size(), 2);
     EXPECT_EQ(processors_of_this_thread(), all);
     const auto threads = threads_of_process();
     for (const int helper : helpers) EXPECT_EQ(threads.at(helper), all) << "others use it next";

@@ -78,6 +78,29 @@ class CompareAdamTest(unittest.TestCase):
         self.assertAlmostEqual(case["at_most"], 1.5 / 0.9)
         self.assertEqual(sides[1:], ["traffic", "terrace", "other", "other", "terrace", "traffic"] * 2)
 
+    def test_what_a_call_alone_takes_is_measured_on_one_thread_and_shown_with_each_figure(self):
+        module = load()
+        torch = types.SimpleNamespace(threads=4)
+        torch.get_num_threads = lambda: torch.threads
+        torch.set_num_threads = lambda count: setattr(torch, "threads", count)
+        threads = []
+
+        def seconds(side, repetitions):
+            threads.append(torch.threads)
+            return 0.0005
+
+        module.seconds = seconds
+        self.assertEqual(module.call_seconds(torch, lambda: Side("one element")), 0.0005)
+        self.assertEqual((set(threads), torch.threads), ({1}, 4))
+        with self.assertRaises(ZeroDivisionError):
+            module.call_seconds(torch, lambda: 1 / 0)
+        self.assertEqual(torch.threads, 4)
+        one = {"low": 1.0, "median": 1.0, "high": 1.0}
+        row = module.row_of({"name": "it", "seconds": 0.001, "times_faster": one, "fraction": one, "at_most": 1.0,
+                             "bytes_per_parameter": {"terrace": 28, "torch": 28}, "pairs": 30, "target": None,
+                             "call_seconds": {"terrace": 6e-6, "torch": 2e-4}}, "torch")
+        self.assertIn("a call 0.006 ms, 0.200 ms", row)
+
     def test_a_target_is_met_missed_or_undecided_by_the_interval(self):
         module = load()
         judged = [module.judge({"low": low, "high": high}, 1.4) for low, high in ((1.38, 1.5), (1.3, 1.39), (1.3, 1.45))]
