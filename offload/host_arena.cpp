@@ -105,6 +105,11 @@ void HostArena::keep_all() noexcept {
   ::madvise(region_, touched, MADV_COLLAPSE);
 }
 
+void HostArena::ask_for_huge_pages() noexcept {
+  const std::size_t whole = used_region().size() / huge_page_bytes * huge_page_bytes;
+  if (whole > 0) ::madvise(region_, whole, MADV_HUGEPAGE);
+}
+
 void HostArena::may_trim() noexcept {
   std::lock_guard lock(mutex_);
   keeps_all_ = false;
@@ -118,9 +123,11 @@ std::span<std::byte> HostArena::used_region() const {
 std::vector<std::span<std::byte>> HostArena::used_parts(std::size_t fixed_bytes) const {
   const std::span<std::byte> used = used_region();
   const std::size_t end = used.size() / huge_page_bytes * huge_page_bytes;
+  const std::size_t fixed = std::min(fixed_bytes / huge_page_bytes * huge_page_bytes, end);
   const std::size_t begin = std::min((fixed_bytes + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes, end);
   std::vector<std::span<std::byte>> parts;
-  for (const std::span<std::byte> part : {used.first(begin), used.subspan(begin, end - begin), used.subspan(end)}) {
+  for (const std::span<std::byte> part :
+       {used.first(fixed), used.subspan(fixed, begin - fixed), used.subspan(begin, end - begin), used.subspan(end)}) {
     if (!part.empty()) parts.push_back(part);
   }
   return parts;

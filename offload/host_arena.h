@@ -40,6 +40,9 @@ class HostArena {
   void may_trim() noexcept;
   /// Its addresses are never given to anything else, even after its end: the kernel may still use them.
   void keep_mapped() noexcept { keeps_mapped_ = true; }
+  /// What was handed out so far, and has no memory yet, will have huge pages where the system gives them, as far as it
+  /// fills such. What is fixed later stays in the pages that it is in.
+  void ask_for_huge_pages() noexcept;
   /// All of it.
   std::span<std::byte> region() const noexcept { return {region_, region_ != nullptr ? capacity_bytes() : 0}; }
 
@@ -51,9 +54,10 @@ class HostArena {
   std::size_t touched_bytes() const;
   /// All granules that were ever handed out lie in this first part of the region.
   std::span<std::byte> used_region() const;
-  /// The same, as it is fixed best: what fills huge pages, which the kernel then knows by those, and what is before and
-  /// behind. The first `fixed_bytes` have been fixed before, so that they stay in the small pages that they were in:
-  /// one of those would be enough for the kernel to know all of a part by small pages.
+  /// The same, as it is fixed best: what fills huge pages, which the kernel then knows by those, and what is between
+  /// and behind. The first `fixed_bytes` have been fixed before, so that what is left of them after whole huge pages
+  /// stays in the small ones that it was in: one of those would be enough for the kernel to know all of a part by small
+  /// pages.
   std::vector<std::span<std::byte>> used_parts(std::size_t fixed_bytes) const;
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most `most_bytes` and, beyond that

@@ -17,6 +17,9 @@ TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* st
   const std::size_t depth =
       options.nvme_depth > 0 ? options.nvme_depth : NvmeWorker::default_depth(board_.block_bytes());
   if (store != nullptr) {
+    // Before the workers have the kernel fix what is staged. From small pages a drive takes half as much a second,
+    // where each piece of memory is work for it: a virtual one was seen to.
+    arena.ask_for_huge_pages();
     for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
       board_.set_worker(link, std::make_unique<NvmeWorker>(board_, *store, *engine, link, depth, options.processors));
     }

@@ -121,7 +121,7 @@ TEST(HostArena, begins_with_a_huge_page_and_tells_what_fills_those_from_what_is_
   arena.allocate(2 * page / granule - 3);
   EXPECT_EQ(sizes(0), (std::vector<std::size_t>{3 * page}));
   EXPECT_EQ(sizes(page), (std::vector<std::size_t>{page, 2 * page}));
-  EXPECT_EQ(sizes(page + granule), (std::vector<std::size_t>{2 * page, page}));
+  EXPECT_EQ(sizes(page + granule), (std::vector<std::size_t>{page, page, page}));
 }
 
 TEST(HostArena, memory_that_free_granules_had_only_because_it_was_fixed_is_given_back) {
