@@ -5,13 +5,10 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <future>
 #include <memory>
 #include <new>
 #include <span>
-#include <sstream>
-#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -21,6 +18,7 @@
 #include "base/error.h"
 #include "offload/huge_pages.h"
 #include "tests/offload/failing_allocation.h"
+#include "tests/offload/pages_in_process.h"
 #include "tests/offload/refused_call.h"
 #include "tests/offload/transfer_world.h"
 
@@ -409,26 +407,6 @@ TEST(TransferServiceWithoutThreads, says_which_of_them_could_not_be_started_and_
 
 // ---- Memory
 
-/// Of the mapping that begins there, its bytes, where huge pages were asked for it (proc_pid_smaps(5)).
-std::size_t bytes_for_huge_pages(const std::byte* begin) {
-  std::ifstream mappings("/proc/self/smaps");
-  std::uintptr_t address = 0;
-  std::uintptr_t end = 0;
-  for (std::string line; std::getline(mappings, line);) {
-    std::istringstream words(line);
-    std::string word;
-    words >> word;
-    if (!word.ends_with(':')) {
-      std::size_t length = 0;
-      address = std::stoull(word, &length, 16);
-      end = std::stoull(word.substr(length + 1), nullptr, 16);
-    } else if (word == "VmFlags:" && address == reinterpret_cast<std::uintptr_t>(begin)) {
-      return line.find(" hg") != std::string::npos ? end - address : 0;
-    }
-  }
-  return 0;
-}
-
 TEST(TransferService, stages_in_huge_pages_as_far_as_its_blocks_fill_them) {
   constexpr std::size_t block = 64 << 10;
   const TemporaryFolder folder;
@@ -438,7 +416,12 @@ TEST(TransferService, stages_in_huge_pages_as_far_as_its_blocks_fill_them) {
   HostArena arena(block, 1000);
   const TransferService service(emulated, arena, &store, engine.get(), {.staging_blocks_each_way = 40});
   EXPECT_EQ(arena.used_region().size(), 80 * block);
-  EXPECT_EQ(bytes_for_huge_pages(arena.region().data()), 2 * huge_page_bytes);
+  const auto begin = reinterpret_cast<std::uintptr_t>(arena.region().data());
+  const std::vector<Mapping> mappings = mappings_of_process();
+  const auto first = std::ranges::find(mappings, begin, &Mapping::begin);
+  ASSERT_NE(first, mappings.end());
+  EXPECT_TRUE(first->wants_huge_pages);
+  EXPECT_EQ(first->end - begin, 2 * huge_page_bytes);
 }
 
 }  // namespace
