@@ -211,6 +211,8 @@ at::Tensor Gradients::for_update(ManagedParameter& parameter) {
 
 void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
   ++parameter.accumulations;
+  // Also where all of a forward was in functions of the program's own, which LibTorch runs without a graph.
+  stream_.expect_step();
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   if (!parked.defined()) {
     adopt(parameter);

@@ -224,14 +224,6 @@ void SessionState::notice_pass(Pass pass, std::span<const OpOperand> operands,
       const auto held = lock();
       step_clock_.begin_backward(moment());
     }
-    if (pass_ == Pass::without_graph) {
-      // All of its forward was in functions of the program's own, which LibTorch runs without one.
-      pass_ = Pass::with_graph;
-      memory_.stream().expect_step();
-    }
-    return;
-  }
-  if (pass_ == pass) {
     return;
   }
   const std::uint64_t input_shapes = shapes_of_ordinary_tensors(inputs);
@@ -271,8 +263,7 @@ std::unique_ptr<at::ObserverContext> SessionState::pin(std::span<const OpOperand
     memory_.computes_here();
     gradients_->notice_dead_storages();
     const Pass pass = at::GradMode::is_enabled() ? Pass::with_graph : Pass::without_graph;
-    // Ops of a backward, which mostly has no graph of its own either, are seen there too.
-    if (pass == Pass::without_graph || pass_.load(std::memory_order_relaxed) != pass) {
+    if (pass_.load(std::memory_order_relaxed) != pass) {
       notice_pass(pass, operands, inputs);
     }
     if (is_learning_.load(std::memory_order_relaxed)) {
