@@ -10,8 +10,9 @@
 namespace terrace {
 namespace {
 
-/// Bytes that may be on a link at once: enough that it never idles, few enough that a demand is soon served.
-constexpr std::size_t bytes_in_flight = std::size_t{2} << 20U;
+/// Bytes that may be on a link at once: enough that it never idles while this thread wakes, few enough that a demand is
+/// soon served. A GPU's link takes tens of gigabytes a second.
+std::size_t bytes_in_flight(const Device& device) { return std::size_t{device.is_host_memory() ? 2U : 32U} << 20U; }
 constexpr std::size_t fewest_in_flight = 2;
 
 }  // namespace
@@ -20,7 +21,7 @@ CopyWorker::CopyWorker(TransferBoard& board, Device& device, Link link, const Pr
     : board_(board),
       device_(device),
       link_(link),
-      most_in_flight_(std::max(bytes_in_flight / board.block_bytes(), fewest_in_flight)),
+      most_in_flight_(std::max(bytes_in_flight(device) / board.block_bytes(), fewest_in_flight)),
       thread_(start_thread<std::thread>("transfer: starting the thread of the link " + std::string(name_of(link)),
                                         processors, [this] { work(); })) {}
 
