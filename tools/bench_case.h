@@ -72,6 +72,8 @@ struct BenchCase {
   LinkBytes necessary_bytes{};
   double stall_seconds = 0;   ///< a step
   double demand_fetches = 0;  ///< a step
+  double stolen_share = 0;    ///< of the cores' time, while steps were timed, and
+  double stolen_beside = 0;   ///< while what they are compared with was: see stolen_time.h
   std::size_t pairs = 0;
   std::optional<Target> target;  ///< of `retained` where there is one, otherwise of `ratio`
   Verdict verdict = Verdict::none;

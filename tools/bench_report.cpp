@@ -35,14 +35,16 @@ std::string verdict_of(const BenchCase& result) {
 }
 
 std::string summary_table(const std::vector<BenchCase>& cases) {
-  Rows rows{
-      {"case", "ms", "floor ms", "ratio", "by phases", "bound by", "unmanaged ms", "retained", "pairs", "target"}};
+  Rows rows{{"case", "ms", "floor ms", "ratio", "by phases", "bound by", "unmanaged ms", "retained", "stolen", "pairs",
+             "target"}};
   for (const BenchCase& result : cases) {
     rows.push_back(
         {result.name, milliseconds(result.seconds), milliseconds(result.floor_seconds), with_interval(result.ratio),
          result.phased_ratio ? formatted("%.3f", result.phased_ratio->median) : "-", std::string(result.bound_by),
          result.unmanaged_seconds ? milliseconds(*result.unmanaged_seconds) : "-",
-         result.retained ? with_interval(*result.retained) : "-", std::to_string(result.pairs), verdict_of(result)});
+         result.retained ? with_interval(*result.retained) : "-",
+         formatted("%.0f%% / %.0f%%", 100 * result.stolen_share, 100 * result.stolen_beside),
+         std::to_string(result.pairs), verdict_of(result)});
   }
   return format_table(rows);
 }
@@ -125,6 +127,7 @@ Json case_json(const BenchCase& result) {
   if (const auto ratio = result.bytes_ratio()) json["bytes_ratio"] = *ratio;
   json["stall_seconds"] = result.stall_seconds;
   json["demand_fetches"] = result.demand_fetches;
+  json["stolen_share"] = {{"steps", result.stolen_share}, {"beside", result.stolen_beside}};
   json["pairs"] = result.pairs;
   if (result.target) json["target"] = target_json(figure_of(result), *result.target);
   json["verdict"] = name_of(result.verdict);

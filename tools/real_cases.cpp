@@ -18,6 +18,7 @@
 #include "tools/bench_session.h"
 #include "tools/gpt.h"
 #include "tools/stand_in.h"
+#include "tools/stolen_time.h"
 
 namespace terrace {
 namespace {
@@ -212,6 +213,7 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
     }
 
     StepTraffic traffic;
+    StolenTime stolen, stolen_beside;
     std::vector<double> managed_seconds;
     std::vector<double> unmanaged_seconds;
     std::vector<double> ratios;
@@ -221,7 +223,7 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
         options,
         [&] {
           const std::int64_t start_ns = monotonic_ns();
-          unmanaged_step();
+          stolen_beside.during(unmanaged_step);
           const std::int64_t end_ns = monotonic_ns();
           unmanaged_seconds.push_back(static_cast<double>(end_ns - start_ns) * 1e-9);
           rounds.push_back(measure_terms(static_cast<double>(unmanaged.computed_ns() - start_ns) * 1e-9, !is_waited,
@@ -232,7 +234,7 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
           managed.step();
           const MemoryUsage before = session.memory_usage();
           const Stopwatch watch;
-          managed.step();
+          stolen.during([&] { return managed.step(); });
           managed_seconds.push_back(watch.elapsed_seconds());
           traffic.add(before, session.memory_usage(), 1);
           session.synchronize();
@@ -261,6 +263,8 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
     result.unmanaged_seconds = median_of(unmanaged_seconds);
     result.retained = comparison.ratio;
     traffic.report(result);
+    result.stolen_share = stolen.share();
+    result.stolen_beside = stolen_beside.share();
     result.necessary_bytes = {necessary.nvme, necessary.nvme, necessary.link, necessary.link};
     result.pairs = comparison.ratios.size();
     result.target = options.target;

@@ -21,6 +21,7 @@
 #include "tools/paced_engine.h"
 #include "tools/stand_in.h"
 #include "tools/step_phases.h"
+#include "tools/stolen_time.h"
 
 namespace terrace {
 namespace {
@@ -221,6 +222,7 @@ class Steps {
       session_.synchronize();
       round();
       traffic_ = {};
+      stolen_ = {};
     });
   }
 
@@ -229,7 +231,9 @@ class Steps {
       step();
       const MemoryUsage before = session_.memory_usage();
       const Stopwatch watch;
-      for (int i = 0; i < timed_steps_; ++i) step();
+      stolen_.during([&] {
+        for (int i = 0; i < timed_steps_; ++i) step();
+      });
       const double seconds = watch.elapsed_seconds() / timed_steps_;
       traffic_.add(before, session_.memory_usage(), timed_steps_);
       session_.synchronize();
@@ -238,6 +242,7 @@ class Steps {
   }
 
   const StepTraffic& traffic() const { return traffic_; }
+  const StolenTime& stolen() const { return stolen_; }
   StandIn& stand_in() { return *stand_in_; }
 
   /// Medians, also of the steps that are not timed.
@@ -289,6 +294,7 @@ class Steps {
   const int timed_steps_;
   std::optional<float> loss_;
   StepTraffic traffic_;
+  StolenTime stolen_;
   std::vector<double> forward_ms_, backward_ms_, update_ms_, waited_ms_;  // by step
 };
 
@@ -304,6 +310,7 @@ std::optional<BenchCase> measure(const std::vector<RecordedUse>& uses, const Set
   std::vector<double> phased_floors;
   std::vector<double> phased_ratios;
   std::vector<Terms> rounds;
+  StolenTime stolen_beside;
   bool drifted = false;
   const auto stopped = std::exchange(options.stop, {});
   options.stop = [&] {
@@ -320,7 +327,7 @@ std::optional<BenchCase> measure(const std::vector<RecordedUse>& uses, const Set
         return seconds.back();
       },
       [&] {
-        rounds.push_back(loops.measure(steps.stand_in(), setting));
+        rounds.push_back(stolen_beside.during([&] { return loops.measure(steps.stand_in(), setting); }));
         floors.push_back(rounds.back().floor_seconds());
         phased_floors.push_back(phased_floor_seconds(needs.phases, rounds.back()));
         return floors.back();
@@ -342,6 +349,8 @@ std::optional<BenchCase> measure(const std::vector<RecordedUse>& uses, const Set
   result.phased_ratio = median_interval(phased_ratios);
   result.bound_by = term_names[static_cast<std::size_t>(result.terms.largest())];
   steps.traffic().report(result);
+  result.stolen_share = steps.stolen().share();
+  result.stolen_beside = stolen_beside.share();
   result.necessary_bytes = needs.bytes;
   result.pairs = comparison.ratios.size();
   result.target = kTarget;

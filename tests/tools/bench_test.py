@@ -12,8 +12,8 @@ import unittest
 TERRACE = os.environ.get("TERRACE_BIN", "")
 FIELDS = [
     "name", "seconds", "floor_seconds", "ratio", "bound_by", "terms", "as_defined", "bytes_moved", "necessary_bytes",
-    "bytes_moved_by_kind", "bytes_ratio", "setting", "stall_seconds", "demand_fetches", "pairs", "target", "verdict",
-    "also_judged",
+    "bytes_moved_by_kind", "bytes_ratio", "setting", "stall_seconds", "demand_fetches", "stolen_share", "pairs", "target",
+    "verdict", "also_judged",
 ]
 LINKS = ["nvme→host", "host→nvme", "host→device", "device→host"]
 
