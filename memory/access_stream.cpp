@@ -158,6 +158,7 @@ void AccessStream::release(std::span<const ChunkAccess> accesses) noexcept {
   const Lock lock(mutex_);
   guarded([&] {
     policy_.release(accesses);
+    places_.used(accesses);
     carry_out(lock);
   });
 }

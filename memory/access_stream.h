@@ -158,6 +158,8 @@ class AccessStream {
   /// LogicError.
   void remove_chunk(ChunkId chunk);
 
+  /// For a thread of the program that waits for an update, and then notes for how long the device was idle meanwhile.
+  DeviceIdle device_idle() const noexcept { return places_.device_idle(); }
   /// The calling thread, one of the program's, has waited for another to update a chunk, or to find the norm.
   void note_wait_for_update(std::optional<ChunkId> chunk, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
   /// The set of chunks in which this parameter chunk is was updated, or (without one) the norm found.

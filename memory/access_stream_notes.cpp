@@ -19,12 +19,13 @@ void AccessStream::await_verdict(const Request& request, Lock& lock, AccessOrigi
     return;
   }
   std::int64_t since_ns = monotonic_ns();
+  DeviceIdle idle = places_.device_idle();
   for (Wait wait = policy_.wait_of(request); waits();) {
-    changed_.wait(lock);
+    idle.wait(changed_, lock);
     const Wait next = waits() ? policy_.wait_of(request) : wait;
     if (!waits() || next != wait) {
       const std::int64_t now_ns = monotonic_ns();
-      note_stall(wait, since_ns, now_ns, lock);
+      note_stall(wait, idle.begin_within(since_ns, now_ns), now_ns, lock);
       since_ns = now_ns;
       wait = next;
     }
@@ -32,6 +33,9 @@ void AccessStream::await_verdict(const Request& request, Lock& lock, AccessOrigi
 }
 
 void AccessStream::note_stall(const Wait& wait, std::int64_t begin_ns, std::int64_t end_ns, const Lock& lock) noexcept {
+  if (begin_ns == end_ns) {
+    return;
+  }
   stalled_ns_[index_of(wait.cause)] += end_ns - begin_ns;
   if (timeline_ != nullptr) {
     timeline_->record_stall(wait.cause, begin_ns, end_ns, chunk_name(wait.chunk, lock));

@@ -44,16 +44,15 @@ void ChunkPlaces::adopt(ChunkId id, const Allocation& allocation, std::uint64_t 
   }
   place.adopted = allocation;
   place.device = allocation.memory + offset;
+  place.last_use = uses_.issued();
 }
 
 void ChunkPlaces::vacate(const Vacate& vacate) {
   ChunkPlace& place = *places_[vacate.chunk];
   switch (vacate.tier) {
     case Tier::device:
-      if (place.adopted.memory != nullptr) {
-        device_.deallocate(place.adopted.memory, place.adopted.bytes);
-      } else if (place.device != nullptr) {
-        device_.unmap_slot(place.device, place.info.bytes);
+      if (place.device != nullptr) {
+        leave_device(place);
       }
       place.device = nullptr;
       place.adopted = {};
@@ -71,6 +70,48 @@ void ChunkPlaces::vacate(const Vacate& vacate) {
   }
 }
 
+void ChunkPlaces::leave_device(const ChunkPlace& place) noexcept {
+  std::optional<Fence> last_use;
+  try {
+    last_use = uses_.after(place.last_use);
+    vacated_ = std::max(vacated_, *last_use);
+  } catch (...) {
+    last_use = {};  // the device meets the same error, and tells who uses it next
+  }
+  if (place.adopted.memory != nullptr) {
+    device_.deallocate(place.adopted.memory, place.adopted.bytes);
+  } else {
+    device_.unmap_slot(place.device, place.info.bytes, last_use);
+  }
+}
+
+void ChunkPlaces::used(std::span<const ChunkAccess> accesses) {
+  const auto on_device = [](const ChunkAccess& access) { return access.tier == Tier::device; };
+  const auto first = std::find_if(accesses.begin(), accesses.end(), on_device);
+  if (first == accesses.end()) {
+    return;
+  }
+  const std::uint64_t use = uses_.issued();
+  for (const ChunkAccess& access : accesses) {
+    if (on_device(access)) {
+      places_[access.chunk]->last_use = use;
+    }
+  }
+  // Many ops in a row use one chunk: a point for each would be of no more use.
+  if (std::exchange(last_used_, first->chunk) != first->chunk) {
+    uses_.note_point();
+  }
+}
+
+/// What has to be computed before the transfer may read or write its bytes on the device.
+Fence ChunkPlaces::free_after(const Transfer& transfer, const ChunkPlace& place) {
+  if (transfer.to != Tier::device && (transfer.fill || transfer.from != Tier::device)) {
+    return {};
+  }
+  // Where it is to have a new slot, that is of the room that others have left.
+  return place.device != nullptr ? uses_.after(place.last_use) : vacated_;
+}
+
 TransferRequest ChunkPlaces::request(const Transfer& transfer) {
   ChunkPlace& place = *places_.at(transfer.chunk);
   TransferRequest request;
@@ -82,7 +123,7 @@ TransferRequest ChunkPlaces::request(const Transfer& transfer) {
   request.index = place.info.index;
   request.bytes = place.info.bytes;
   request.priority = transfer.priority;
-  request.after = device_.computation();
+  request.after = free_after(transfer, place);
   request.prepare = [this, transfer, &place] { return take_room(transfer, place); };
   request.write_failed = [&place](ExtentId extent, std::exception_ptr error) {
     place.bad_extents.push_back(extent);

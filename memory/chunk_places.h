@@ -11,11 +11,15 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "memory/chunk.h"
+#include "memory/device_idle.h"
 #include "memory/policy.h"
+#include "memory/use_fences.h"
 #include "offload/device.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_store.h"
@@ -38,12 +42,14 @@ struct ChunkPlace {
   std::vector<ExtentId> nvme;         // extents of a granule's size, in order
   std::vector<ExtentId> bad_extents;  // those of them that could not be written
   std::exception_ptr write_error;     // why
+  std::uint64_t last_use = 0;         // on the device (see use_fences.h)
 };
 
 class ChunkPlaces {
  public:
   /// `store` may be null: no NVMe tier. All outlive this object.
-  ChunkPlaces(Device& device, HostArena& arena, NvmeStore* store) : device_(device), arena_(arena), store_(store) {}
+  ChunkPlaces(Device& device, HostArena& arena, NvmeStore* store)
+      : device_(device), arena_(arena), store_(store), uses_(device) {}
   ~ChunkPlaces();
   ChunkPlaces(const ChunkPlaces&) = delete;
   ChunkPlaces& operator=(const ChunkPlaces&) = delete;
@@ -60,6 +66,8 @@ class ChunkPlaces {
   /// The chunk, which has no place on the device, has one there from now on; without memory, it has none any more.
   void adopt(ChunkId id, const Allocation& allocation, std::uint64_t offset);
   void vacate(const Vacate& vacate);
+  /// Computation has been issued that uses those of the chunks that are accessed on the device.
+  void used(std::span<const ChunkAccess> accesses);
 
   /// The movement of a whole chunk, which takes the room it needs; all but `done`.
   TransferRequest request(const Transfer& transfer);
@@ -72,16 +80,24 @@ class ChunkPlaces {
 
   std::size_t granule_bytes() const noexcept { return arena_.granule_bytes(); }
 
+  /// For a thread that begins to wait now.
+  DeviceIdle device_idle() const noexcept { return DeviceIdle(device_); }
+
  private:
   std::size_t granules_of(std::uint64_t bytes) const noexcept {
     return static_cast<std::size_t>((bytes + granule_bytes() - 1) / granule_bytes());
   }
   TransferPlaces take_room(const Transfer& transfer, ChunkPlace& place);
+  void leave_device(const ChunkPlace& place) noexcept;
+  Fence free_after(const Transfer& transfer, const ChunkPlace& place);
 
   Device& device_;
   HostArena& arena_;
   NvmeStore* store_;
   std::vector<std::unique_ptr<ChunkPlace>> places_;
+  UseFences uses_;
+  std::optional<ChunkId> last_used_;
+  Fence vacated_{};  ///< the last use of all that has left the device
 };
 
 }  // namespace terrace

@@ -1,8 +1,8 @@
 /// What the program may wait for.
 ///
-/// A stall is time in which the program's thread waits for memory instead of computing. Each has one cause at each
-/// moment; a wait that changes its cause is several stalls. Where the device computes behind the program it may still
-/// be busy meanwhile: a stall of the program is not yet one of the device.
+/// A stall is time in which nothing is computed because a thread of the program waits for memory: where the device
+/// computes behind the program, as a GPU does, it begins when that has computed what was issued. Each has one cause at
+/// each moment; a wait that changes its cause is several stalls.
 #pragma once
 
 #include <array>

@@ -54,8 +54,8 @@ class MemoryUsage {
 
   std::array<OfTier, tier_count> tiers{};
   Moved bytes_moved{};
-  /// Time that the program has waited, since the session began; by cause it sums to the whole. Where several of its
-  /// threads wait at once, each counts.
+  /// Time in which the program has waited and the device had nothing to compute, since the session began; by cause it
+  /// sums to the whole. Where several threads of the program wait at once, each counts.
   double stall_seconds = 0;
   std::array<double, stall_cause_count> stall_seconds_by_cause{};
   /// Time that the program's threads have spent on updates themselves, without what they waited for in them.

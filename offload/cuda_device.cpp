@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/fallback.h"
 #include "base/log.h"
@@ -70,9 +71,9 @@ std::byte* CudaDevice::map_slot(std::uint64_t bytes) {
   return taken.address;
 }
 
-void CudaDevice::unmap_slot(std::byte* slot, std::uint64_t /*bytes*/) noexcept {
+void CudaDevice::unmap_slot(std::byte* slot, std::uint64_t /*bytes*/, std::optional<Fence> last_use) noexcept {
   try {
-    slots_.give_back(slot, computation());
+    slots_.give_back(slot, last_use ? *last_use : computation());
   } catch (const std::exception& error) {
     log(LogLevel::error, error.what());
     const std::lock_guard lock(mutex_);
@@ -125,6 +126,10 @@ void CudaDevice::computes_on(void* stream) {
 Fence CudaDevice::computation() {
   const std::shared_lock lock(streams_mutex_);
   return fences_.record(compute_);
+}
+
+std::optional<std::int64_t> CudaDevice::reached_ns(Fence fence) noexcept {
+  return fences_.reached(fence) ? std::optional(monotonic_ns()) : std::nullopt;
 }
 
 void CudaDevice::check() const {

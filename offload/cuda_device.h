@@ -2,7 +2,7 @@
 ///
 /// Slots come from cuda_slots.h, which says what is counted where. Computation is the program's: it says on which
 /// streams it computes. A slot may be given back while kernels that were issued before still use it: what is copied or
-/// zeroed into the next slot there comes after them.
+/// zeroed into the next slot there comes after them, or after those of which the giver says that they were the last.
 ///
 /// `allocate` is for what Terrace itself keeps on the device; each allocation is a slot of its own, of whole granules.
 /// The program's tensors come from LibTorch's pool. It reserves what it grows by in the budget and calls
@@ -46,7 +46,7 @@ class CudaDevice final : public Device {
   std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept override { return slots_.rounded(bytes); }
   std::uint64_t allocation_bytes(std::uint64_t bytes) const noexcept override { return slots_.rounded(bytes); }
   std::byte* map_slot(std::uint64_t bytes) override;
-  void unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept override;
+  void unmap_slot(std::byte* slot, std::uint64_t bytes, std::optional<Fence> last_use = {}) noexcept override;
   std::byte* allocate(std::uint64_t bytes) override;
   void deallocate(std::byte* memory, std::uint64_t bytes) noexcept override { unmap_slot(memory, bytes); }
   Fence copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after) override;
@@ -56,6 +56,7 @@ class CudaDevice final : public Device {
   void computes_on(void* stream) override;
   Fence computation() override;
   bool reached(Fence fence) noexcept override { return fences_.reached(fence); }
+  std::optional<std::int64_t> reached_ns(Fence fence) noexcept override;
   void wait(Fence fence) override { fences_.wait(fence); }
 
   /// After memory beside slots was reserved in the budget and before it is taken: gives back what would be too much.

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -43,7 +44,8 @@ class Device {
 
   /// A contiguous range with undefined contents. Throws OutOfMemory if the system has no memory left.
   virtual std::byte* map_slot(std::uint64_t bytes) = 0;
-  virtual void unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept = 0;
+  /// Computation that uses it has ended with `last_use`; unless that is given, with all that has been issued.
+  virtual void unmap_slot(std::byte* slot, std::uint64_t bytes, std::optional<Fence> last_use = {}) noexcept = 0;
 
   /// Memory for a tensor of the program, aligned to 64 bytes, with undefined contents.
   virtual std::byte* allocate(std::uint64_t bytes) = 0;
@@ -59,6 +61,9 @@ class Device {
   /// The point that the program's computation has been issued to so far, on all of its streams.
   virtual Fence computation() = 0;
   virtual bool reached(Fence fence) noexcept = 0;
+  /// When the fence was reached, or will be, on the clock of `monotonic_ns`. Nothing while that is not known: then it
+  /// is told, once it is reached, as the time of the asking.
+  virtual std::optional<std::int64_t> reached_ns(Fence fence) noexcept = 0;
   /// Blocks until the fence is reached.
   virtual void wait(Fence fence) = 0;
 };

@@ -35,7 +35,9 @@ std::uint64_t EmulatedDevice::allocation_bytes(std::uint64_t bytes) const noexce
 
 std::byte* EmulatedDevice::map_slot(std::uint64_t bytes) { return take_pages(bytes); }
 
-void EmulatedDevice::unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept { pages_.give_back(slot, bytes); }
+void EmulatedDevice::unmap_slot(std::byte* slot, std::uint64_t bytes, std::optional<Fence> /*last_use*/) noexcept {
+  pages_.give_back(slot, bytes);
+}
 
 std::byte* EmulatedDevice::allocate(std::uint64_t bytes) {
   if (bytes >= smallest_page_block) {

@@ -31,7 +31,8 @@ class EmulatedDevice final : public Device {
   std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept override;
   std::uint64_t allocation_bytes(std::uint64_t bytes) const noexcept override;
   std::byte* map_slot(std::uint64_t bytes) override;
-  void unmap_slot(std::byte* slot, std::uint64_t bytes) noexcept override;
+  /// What is only waited for touches no memory: a copy comes after it by its own `after`.
+  void unmap_slot(std::byte* slot, std::uint64_t bytes, std::optional<Fence> last_use = {}) noexcept override;
   std::byte* allocate(std::uint64_t bytes) override;
   void deallocate(std::byte* memory, std::uint64_t bytes) noexcept override;
   Fence copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after) override;
@@ -39,6 +40,7 @@ class EmulatedDevice final : public Device {
   Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after) override;
   Fence computation() override;
   bool reached(Fence fence) noexcept override;
+  std::optional<std::int64_t> reached_ns(Fence fence) noexcept override { return static_cast<std::int64_t>(fence); }
   void wait(Fence fence) override;
 
  private:

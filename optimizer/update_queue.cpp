@@ -263,15 +263,19 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
 template <class Wanted>
 void UpdateQueue::await_other(Lock& lock, AccessOrigin origin, std::optional<ChunkId> chunk, const Wanted& wanted) {
   const std::int64_t begin_ns = monotonic_ns();
+  DeviceIdle idle = stream_.device_idle();
   if (waiters_++ == 0) {
     stream_.set_updates_awaited(true);
   }
-  changed_.wait(lock, [&] { return !busy_ || !wanted(); });
+  while (busy_ && wanted()) {
+    idle.wait(changed_, lock);
+  }
   if (--waiters_ == 0) {
     stream_.set_updates_awaited(false);
   }
   if (origin != AccessOrigin::background_work) {
-    stream_.note_wait_for_update(chunk, begin_ns, monotonic_ns());
+    const std::int64_t end_ns = monotonic_ns();
+    stream_.note_wait_for_update(chunk, idle.begin_within(begin_ns, end_ns), end_ns);
   }
 }
 

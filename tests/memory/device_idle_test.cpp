@@ -1,0 +1,105 @@
+// A wait of the program is a stall only as far as the device has nothing to compute meanwhile.
+#include "memory/device_idle.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+#include "memory/access_stream.h"
+#include "offload/cuda_device.h"
+#include "offload/emulated_computation.h"
+#include "offload/emulated_device.h"
+#include "tests/offload/software_cuda.h"
+#include "tests/offload/software_cuda_stream.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t granule = 64 << 10;
+
+/// A GPU in software that computes for as long as the test wants.
+class DeviceIdleOnCuda : public testing::Test {
+ protected:
+  DeviceIdleOnCuda() : driver_(std::make_shared<SoftwareCuda>()), compute_(driver_->create_stream()) {
+    device_ = std::make_unique<CudaDevice>(driver_, 32 * granule);
+    device_->computes_on(compute_);
+    driver_->launch(compute_, {}, [this] { may_end_.wait(); });
+  }
+  ~DeviceIdleOnCuda() override {
+    end_computation();
+    device_.reset();
+    driver_->destroy_stream(compute_);
+  }
+  void end_computation() {
+    may_end_.set();
+    driver_->synchronize(compute_);
+  }
+
+  std::shared_ptr<SoftwareCuda> driver_;
+  CudaStream compute_;
+  Mark may_end_;
+  std::unique_ptr<CudaDevice> device_;
+};
+
+/// For a moment, as nobody notifies.
+void wait_once(DeviceIdle& idle) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::unique_lock lock(mutex);
+  idle.wait(changed, lock);
+}
+
+TEST_F(DeviceIdleOnCuda, begins_when_what_was_issued_has_been_computed) {
+  DeviceIdle idle(*device_);
+  const std::int64_t begin_ns = monotonic_ns();
+  wait_once(idle);
+  const std::int64_t busy_ns = monotonic_ns();
+  EXPECT_EQ(idle.begin_within(begin_ns, busy_ns), busy_ns) << "it computes, and has not been idle";
+  end_computation();
+  wait_once(idle);
+  const std::int64_t end_ns = monotonic_ns();
+  EXPECT_GE(idle.begin_within(begin_ns, end_ns), busy_ns);
+  EXPECT_LT(idle.begin_within(begin_ns, end_ns), end_ns);
+  EXPECT_EQ(idle.begin_within(end_ns, end_ns + 5), end_ns) << "a later part of the same wait";
+}
+
+TEST_F(DeviceIdleOnCuda, is_all_of_a_wait_where_the_driver_fails_to_say) {
+  driver_->fail_next("record", "CUDA_ERROR_UNKNOWN");
+  const DeviceIdle idle(*device_);
+  EXPECT_EQ(idle.begin_within(3, 7), 3);
+}
+
+TEST_F(DeviceIdleOnCuda, a_program_whose_device_computes_meanwhile_does_not_stall) {
+  HostArena arena(granule, TransferService::staging_blocks + 8);
+  Budget host(Tier::host, arena.capacity_bytes());
+  Budget nvme(Tier::nvme, 0);
+  AccessStream stream({&device_->budget(), &host, &nvme}, *device_, arena, nullptr, nullptr, {});
+  const auto fetch = [&](std::uint32_t index) {
+    const ChunkAccess access{stream.add_chunk(Kind::parameter, index, granule, Tier::host), Tier::device, Access::read};
+    stream.acquire({&access, 1});
+  };
+  fetch(0);
+  EXPECT_EQ(stream.usage().stall_seconds, 0);
+  end_computation();
+  fetch(1);
+  EXPECT_GT(stream.usage().stall_seconds, 0);
+}
+
+TEST(DeviceIdle, begins_where_computation_that_is_only_waited_for_will_end) {
+  EmulatedDevice device(1 << 20);
+  const std::int64_t before_ns = monotonic_ns();
+  EmulatedComputation::of_this_process().queue(0.001);
+  const std::int64_t ends_ns = EmulatedComputation::of_this_process().ends_ns();
+  const DeviceIdle idle(device);
+  EXPECT_EQ(idle.begin_within(before_ns, ends_ns + 1000), ends_ns);
+  EXPECT_EQ(idle.begin_within(before_ns, ends_ns - 1), ends_ns - 1);
+  EmulatedComputation::of_this_process().wait();
+}
+
+}  // namespace
+}  // namespace terrace

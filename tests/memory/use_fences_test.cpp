@@ -1,0 +1,145 @@
+// The program may be far ahead of the device: what leaves and what comes waits for the last use of its own chunk, and
+// of the room that it takes, and not for all that has been issued since.
+#include "memory/use_fences.h"
+
+#include <chrono>
+#include <cstdint>
+#include <future>
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include "memory/access_stream.h"
+#include "offload/cuda_device.h"
+#include "offload/emulated_device.h"
+#include "tests/offload/software_cuda.h"
+#include "tests/offload/software_cuda_stream.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint64_t granule = 64 << 10;
+constexpr std::uint64_t slots = 3;
+
+/// A GPU in software whose computation is behind from when the test wants to until it ends.
+class BehindOnCuda : public testing::Test {
+ protected:
+  BehindOnCuda() : driver_(std::make_shared<SoftwareCuda>()), compute_(driver_->create_stream()) {
+    device_ = std::make_unique<CudaDevice>(driver_, slots * granule);
+    device_->computes_on(compute_);
+  }
+  ~BehindOnCuda() override {
+    catch_up();
+    device_.reset();
+    driver_->destroy_stream(compute_);
+  }
+  void fall_behind() {
+    driver_->synchronize(compute_);
+    driver_->launch(compute_, {}, [this] { may_end_.wait(); });
+  }
+  void catch_up() {
+    may_end_.set();
+    driver_->synchronize(compute_);
+  }
+
+  std::shared_ptr<SoftwareCuda> driver_;
+  CudaStream compute_;
+  Mark may_end_;
+  std::unique_ptr<CudaDevice> device_;
+};
+
+TEST_F(BehindOnCuda, a_use_has_ended_before_what_was_issued_after_it) {
+  UseFences uses(*device_);
+  const std::uint64_t first = uses.issued();
+  uses.note_point();
+  fall_behind();
+  const std::uint64_t second = uses.issued();
+  uses.note_point();
+  EXPECT_TRUE(device_->reached(uses.after(0)));
+  device_->wait(uses.after(first));
+  EXPECT_FALSE(device_->reached(uses.after(second)));
+  const std::uint64_t third = uses.issued();
+  EXPECT_FALSE(device_->reached(uses.after(third))) << "a point is noted where there is none behind it";
+  catch_up();
+  for (const std::uint64_t use : {first, second, third}) device_->wait(uses.after(use));
+}
+
+TEST_F(BehindOnCuda, points_that_are_many_and_reached_are_forgotten_and_their_uses_have_ended) {
+  UseFences uses(*device_);
+  const std::uint64_t first = uses.issued();
+  for (int i = 0; i < 100; ++i) {
+    uses.issued();
+    uses.note_point();
+    driver_->synchronize(compute_);
+  }
+  EXPECT_EQ(uses.after(first), Fence{});
+  EXPECT_NE(uses.after(uses.issued()), Fence{});
+}
+
+TEST(UseFences, have_ended_where_nothing_is_computed_behind_the_program) {
+  EmulatedDevice device(1 << 20);
+  UseFences uses(device);
+  const std::uint64_t use = uses.issued();
+  uses.note_point();
+  EXPECT_LE(static_cast<std::int64_t>(uses.after(use)), static_cast<std::int64_t>(device.computation()));
+  EXPECT_TRUE(device.reached(uses.after(uses.issued())));
+}
+
+/// Chunks of a slot each, which rest on the host.
+class ChunksBehind : public BehindOnCuda {
+ protected:
+  ChunkId add() { return stream_.add_chunk(Kind::parameter, count_++, granule, Tier::host); }
+  void use(ChunkId chunk, Access mode = Access::read) {
+    const ChunkAccess access{chunk, Tier::device, mode};
+    stream_.acquire({&access, 1});
+  }
+  /// Whether the chunk can be had although the device is behind.
+  bool is_there_meanwhile(ChunkId chunk, Tier tier) {
+    auto there = std::async(std::launch::async, [this, chunk, tier] {
+      const ChunkAccess access{chunk, tier, Access::read};
+      stream_.acquire({&access, 1});
+    });
+    const bool meanwhile = there.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+    catch_up();
+    there.get();
+    return meanwhile;
+  }
+
+  HostArena arena_{granule, TransferService::staging_blocks + 16};
+  Budget host_{Tier::host, arena_.capacity_bytes()};
+  Budget nvme_{Tier::nvme, 0};
+  AccessStream stream_{{&device_->budget(), &host_, &nvme_}, *device_, arena_, nullptr, nullptr, {}};
+  std::uint32_t count_ = 0;
+};
+
+TEST_F(ChunksBehind, a_chunk_comes_into_room_whose_last_use_has_ended) {
+  const ChunkId first = add();
+  use(first);
+  for (std::uint64_t i = 1; i < slots; ++i) use(add());
+  fall_behind();
+  EXPECT_TRUE(is_there_meanwhile(add(), Tier::device)) << "in the room of the first";
+}
+
+TEST_F(ChunksBehind, a_chunk_leaves_whose_last_use_has_ended) {
+  const ChunkId first = add();
+  use(first, Access::write);
+  use(add());
+  fall_behind();
+  use(add());
+  EXPECT_TRUE(is_there_meanwhile(first, Tier::host));
+}
+
+TEST_F(ChunksBehind, a_chunk_that_is_used_behind_the_program_leaves_when_that_has_ended) {
+  const ChunkId first = add();
+  use(first);
+  fall_behind();
+  use(first, Access::write);
+  const ChunkAccess access{first, Tier::host, Access::read};
+  auto there = std::async(std::launch::async, [&] { stream_.acquire({&access, 1}); });
+  EXPECT_EQ(there.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  catch_up();
+  there.get();
+}
+
+}  // namespace
+}  // namespace terrace
