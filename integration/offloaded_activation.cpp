@@ -106,6 +106,7 @@ void OffloadedActivation::move_to(ChunkId chunk) {
   const void* const bytes = data.get();
   storage.set_data_ptr(std::move(data));
   const std::array accesses{ChunkAccess{chunk, Tier::device, Access::write}};
+  owner_->memory_->computes_here();  // maybe on a stream on which nothing managed has been used yet
   const Pin pin = stream.acquire(accesses);
   copy_bytes(pin.device(0), owner_->device_, bytes, owner_->device_, bytes_);
 }

@@ -66,6 +66,7 @@ void SessionState::take_in_replaced() {
 }
 
 void SessionState::refill(ManagedParameter& parameter) {
+  memory_.computes_here();
   // Whoever still holds the storage before keeps its bytes.
   gradients_->make_ordinary(*parameter.storage);
   {
@@ -82,6 +83,7 @@ void SessionState::refill(ManagedParameter& parameter) {
 }
 
 void SessionState::manage_anew(std::span<ManagedParameter*> parameters) {
+  memory_.computes_here();
   std::vector<ManagedParameter> copies;
   for (const ManagedParameter* parameter : parameters) {
     gradients_->make_ordinary(*parameter->storage);

@@ -76,7 +76,7 @@ void ChunkPlaces::leave_device(const ChunkPlace& place) noexcept {
     last_use = uses_.after(place.last_use);
     vacated_ = std::max(vacated_, *last_use);
   } catch (...) {
-    last_use = {};  // the device meets the same error, and tells who uses it next
+    last_use = {};  // the device finds out for itself, or meets the error and tells who uses it next
   }
   if (place.adopted.memory != nullptr) {
     device_.deallocate(place.adopted.memory, place.adopted.bytes);

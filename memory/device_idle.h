@@ -1,7 +1,7 @@
 /// Since when the device has had nothing to compute, while a thread of the program waits for memory.
-///
 /// A device that computes behind the program, as a GPU does, is still busy when the program begins to wait: only what
-/// is left of the wait once it has computed all is time lost. Threads: one's own.
+/// is left of the wait once it has computed all is time lost. What other threads issue meanwhile is not seen. Threads:
+/// one's own.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class DeviceIdle {
   }
 
  private:
-  /// So much is a stall off at most.
+  /// Short beside a stall that matters, and long beside what it takes to wake and to look.
   static constexpr std::chrono::microseconds look_every{50};
 
   void look() noexcept { since_ns_ = device_.reached_ns(computed_); }

@@ -1,5 +1,5 @@
 /// How long the halves of a step compute: what passes from the first op of its forward to the first one of its
-/// backward, and from there to its end, less what the program waited for meanwhile. Pure and not thread-safe.
+/// backward, and from there to its end, less the stalls meanwhile. Pure and not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ class StepClock {
  public:
   struct Moment {
     std::int64_t now_ns = 0;
-    double stall_seconds = 0;  ///< all that the program has waited by then
+    double stall_seconds = 0;  ///< all that there was by then
   };
 
   void begin_forward(const Moment& moment) {

@@ -28,7 +28,7 @@ class UseFences {
     std::uint64_t uses;  ///< that come before it
     Fence fence;
   };
-  /// Of those that are kept, some are looked at only where there are more: asking the device costs.
+  /// Of points that have been reached so many may stay: asking the device costs.
   static constexpr std::size_t few_points = 16;
 
   Device& device_;

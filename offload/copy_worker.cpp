@@ -71,14 +71,13 @@ void CopyWorker::start(TransferBlock block) {
 
 Fence CopyWorker::copy(const TransferBlock& block) {
   const TransferRequest& request = block.job->request;
-  if (request.fill && !request.zeroes) {
-    return request.to == Tier::device ? request.after : Fence{};
-  }
-  if (request.fill && request.to == Tier::device) {
-    return device_.fill_zero(block.on_device(), block.bytes(), request.after);
-  }
   if (request.fill) {
-    std::fill_n(block.on_host(), block.bytes(), std::byte{});
+    // Where nothing is to be zeroed, it is there all the same when its room is free.
+    const std::uint64_t zeroed = request.zeroes ? block.bytes() : 0;
+    if (request.to == Tier::device) {
+      return device_.fill_zero(block.on_device(), zeroed, request.after);
+    }
+    std::fill_n(block.on_host(), zeroed, std::byte{});
     return {};
   }
   return link_ == Link::host_to_device

@@ -105,7 +105,11 @@ Fence CudaDevice::copy_out(std::byte* host, const std::byte* device, std::uint64
 }
 
 Fence CudaDevice::fill_zero(std::byte* device, std::uint64_t bytes, Fence after) {
-  return issue(in_.stream, after, [&] { driver_->fill(device, std::byte{}, bytes, in_.stream); });
+  return issue(in_.stream, after, [&] {
+    if (bytes > 0) {
+      driver_->fill(device, std::byte{}, bytes, in_.stream);
+    }
+  });
 }
 
 void CudaDevice::computes_on(void* stream) {

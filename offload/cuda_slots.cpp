@@ -1,5 +1,6 @@
 #include "offload/cuda_slots.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -59,7 +60,7 @@ void CudaSlots::give_back(std::byte* address, Fence last_use) {
     throw LogicError("device: a slot is given back that is not in use");
   }
   Slot& slot = found->second;
-  slot.last_use = last_use;
+  slot.last_use = std::max(slot.last_use, last_use);  // that of who had it before, where it was not used since
   const std::size_t count = slot.granules.size();
   free_[count].push_back(std::move(slot));
   used_.erase(found);

@@ -51,7 +51,8 @@ class Device {
   virtual std::byte* allocate(std::uint64_t bytes) = 0;
   virtual void deallocate(std::byte* memory, std::uint64_t bytes) noexcept = 0;
 
-  /// Start a copy, or the zeroing of a range, once `after` has been reached.
+  /// Start a copy, or the zeroing of a range, once `after` has been reached. Zeroing no bytes ends when the slot may be
+  /// written.
   virtual Fence copy_in(std::byte* device, const std::byte* host, std::uint64_t bytes, Fence after = {}) = 0;
   virtual Fence copy_out(std::byte* host, const std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
   virtual Fence fill_zero(std::byte* device, std::uint64_t bytes, Fence after = {}) = 0;
@@ -61,8 +62,8 @@ class Device {
   /// The point that the program's computation has been issued to so far, on all of its streams.
   virtual Fence computation() = 0;
   virtual bool reached(Fence fence) noexcept = 0;
-  /// When the fence was reached, or will be, on the clock of `monotonic_ns`. Nothing while that is not known: then it
-  /// is told, once it is reached, as the time of the asking.
+  /// When the fence was reached, or will be, on the clock of `monotonic_ns`; nothing while that is not known. A device
+  /// that is told only whether it was reached says the time of the first asking after it.
   virtual std::optional<std::int64_t> reached_ns(Fence fence) noexcept = 0;
   /// Blocks until the fence is reached.
   virtual void wait(Fence fence) = 0;

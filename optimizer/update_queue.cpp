@@ -263,19 +263,22 @@ void UpdateQueue::resolve_norm(Lock& lock, AccessOrigin origin) {
 template <class Wanted>
 void UpdateQueue::await_other(Lock& lock, AccessOrigin origin, std::optional<ChunkId> chunk, const Wanted& wanted) {
   const std::int64_t begin_ns = monotonic_ns();
-  DeviceIdle idle = stream_.device_idle();
   if (waiters_++ == 0) {
     stream_.set_updates_awaited(true);
   }
-  while (busy_ && wanted()) {
-    idle.wait(changed_, lock);
+  const auto waits = [&] { return busy_ && wanted(); };
+  if (origin == AccessOrigin::background_work) {
+    changed_.wait(lock, [&] { return !waits(); });
+  } else {
+    DeviceIdle idle = stream_.device_idle();
+    while (waits()) {
+      idle.wait(changed_, lock);
+    }
+    const std::int64_t end_ns = monotonic_ns();
+    stream_.note_wait_for_update(chunk, idle.begin_within(begin_ns, end_ns), end_ns);
   }
   if (--waiters_ == 0) {
     stream_.set_updates_awaited(false);
-  }
-  if (origin != AccessOrigin::background_work) {
-    const std::int64_t end_ns = monotonic_ns();
-    stream_.note_wait_for_update(chunk, idle.begin_within(begin_ns, end_ns), end_ns);
   }
 }
 

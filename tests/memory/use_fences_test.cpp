@@ -11,6 +11,7 @@
 
 #include "memory/access_stream.h"
 #include "offload/cuda_device.h"
+#include "offload/emulated_computation.h"
 #include "offload/emulated_device.h"
 #include "tests/offload/software_cuda.h"
 #include "tests/offload/software_cuda_stream.h"
@@ -76,13 +77,20 @@ TEST_F(BehindOnCuda, points_that_are_many_and_reached_are_forgotten_and_their_us
   EXPECT_NE(uses.after(uses.issued()), Fence{});
 }
 
-TEST(UseFences, have_ended_where_nothing_is_computed_behind_the_program) {
+TEST(UseFences, have_ended_where_nothing_is_computed_behind_the_program_and_end_in_turn_where_something_is) {
   EmulatedDevice device(1 << 20);
   UseFences uses(device);
-  const std::uint64_t use = uses.issued();
+  EmulatedComputation& computation = EmulatedComputation::of_this_process();
+  computation.wait();
   uses.note_point();
-  EXPECT_LE(static_cast<std::int64_t>(uses.after(use)), static_cast<std::int64_t>(device.computation()));
   EXPECT_TRUE(device.reached(uses.after(uses.issued())));
+  computation.queue(0.001);
+  const std::uint64_t first = uses.issued();
+  uses.note_point();
+  const std::int64_t first_ends_ns = computation.ends_ns();
+  computation.queue(0.001);
+  EXPECT_EQ(static_cast<std::int64_t>(uses.after(first)), first_ends_ns);
+  EXPECT_EQ(static_cast<std::int64_t>(uses.after(uses.issued())), computation.ends_ns());
 }
 
 /// Chunks of a slot each, which rest on the host.

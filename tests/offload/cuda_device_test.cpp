@@ -131,6 +131,53 @@ TEST_F(CudaDeviceTest, a_fill_of_a_reused_slot_waits_for_kernels_that_use_it) {
   free_slot(second, 2);
 }
 
+TEST_F(CudaDeviceTest, zeroing_nothing_of_a_reused_slot_ends_when_it_may_be_written) {
+  std::byte* const first = slot(2);
+  launch(compute_stream(), first);
+  free_slot(first, 2);
+  std::byte* const second = slot(2);
+  const Fence may_be_written = device_->fill_zero(second, 0, {});
+  EXPECT_FALSE(device_->reached(may_be_written));
+  open_gate();
+  device_->wait(may_be_written);
+  free_slot(second, 2);
+}
+
+TEST_F(CudaDeviceTest, a_slot_may_be_written_after_the_last_use_that_is_told_when_it_is_given_back) {
+  const CudaStream stream = compute_stream();
+  std::byte* const first = slot(2);
+  std::byte* const beside = slot(2);
+  const Fence last_use = device_->computation();
+  launch(stream, beside);
+  device_->unmap_slot(first, 2 * granule, last_use);
+  device_->budget().release(Kind::parameter, 2 * granule);
+  std::byte* const second = slot(2);
+  EXPECT_EQ(second, first);
+  write(second, std::byte{1});  // while the kernel is behind
+  open_gate();
+  free_slot(second, 2);
+  free_slot(beside, 2);
+}
+
+TEST_F(CudaDeviceTest, a_slot_that_is_given_back_unused_is_still_in_use_by_who_had_it_before) {
+  std::byte* const first = slot(16);
+  std::atomic<bool> ended{false};
+  launch(compute_stream(), first, [&] { ended = true; });
+  free_slot(first, 16);
+  std::byte* const second = slot(16);
+  EXPECT_EQ(second, first);
+  device_->unmap_slot(second, 16 * granule, Fence{});
+  device_->budget().release(Kind::parameter, 16 * granule);
+  std::future<bool> had_ended = std::async(std::launch::async, [&] {
+    std::byte* const third = slot(1);
+    const bool before = ended;
+    free_slot(third, 1);
+    return before;
+  });
+  open_gate();
+  EXPECT_TRUE(had_ended.get());
+}
+
 TEST_F(CudaDeviceTest, an_allocation_that_reuses_memory_waits_for_kernels_that_use_it) {
   const CudaStream stream = compute_stream();
   std::byte* const first = slot(1);
