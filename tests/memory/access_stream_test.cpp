@@ -273,7 +273,10 @@ TEST_F(AccessStreamTest, what_computation_uses_leaves_the_device_after_it) {
   StreamWorld world(sizes(1, 1, 1));
   const ChunkId chunk = add(world, host);
   write_at(world, chunk, device, 1);
-  EmulatedComputation::of_this_process().queue(0.03);
+  {
+    const Pin pin = world.acquire(chunk, device);
+    EmulatedComputation::of_this_process().queue(0.03);
+  }
   const std::int64_t ends_ns = EmulatedComputation::of_this_process().ends_ns();
   world.stream.allocate(granule, Kind::other);
   EXPECT_GE(monotonic_ns(), ends_ns);
