@@ -32,7 +32,7 @@ constexpr std::int64_t kSequences = 8;                       // of 256 tokens: 2
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 8192 * kMiB;
 constexpr double kHostRoom = 192 * kMiB;  // beside the states that rest there
-constexpr double kNvmeBytesAParameter = 8;
+constexpr double kStateBytes = 8;         // a parameter's
 
 GptOptions model_options() { return {.layers = 12, .heads = 8, .width = 512, .sequence = 256}; }
 
@@ -41,7 +41,13 @@ Gpt make_model() {
   return Gpt(model_options());
 }
 
-Config config_of(StatesRest states, double parameters, const std::filesystem::path& nvme) {
+/// Of what is on NVMe a quarter, and parameters and gradients on their way; but where computation is only waited for
+/// these go and come while it lasts, and would leave room in which states stay from one step to the next.
+double host_bytes_beside_nvme(Computation computation, double parameters) {
+  return (kStateBytes / 4 + (computation == Computation::waited ? 0 : 4 + 4)) * parameters;
+}
+
+Config config_of(StatesRest states, Computation computation, double parameters, const std::filesystem::path& nvme) {
   const auto whole = [](double bytes) { return static_cast<std::uint64_t>(bytes); };
   Config config;
   config.device.kind = "emulated";
@@ -54,7 +60,7 @@ Config config_of(StatesRest states, double parameters, const std::filesystem::pa
     config.host.memory = whole(16 * parameters + kHostRoom);
     config.placement.optimizer = Config::Shares{.host = 1};
   } else {
-    config.host.memory = whole((4 + 4 + 8.0 / 4) * parameters);
+    config.host.memory = whole(host_bytes_beside_nvme(computation, parameters));
     config.placement.optimizer = Config::Shares{.nvme = 1};
     config.nvme.paths = {nvme};
     config.nvme.memory = whole(8 * parameters * 1.2 + 256 * kMiB);
@@ -186,7 +192,7 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
   const std::vector<RecordedUse> uses = is_waited ? record_uses(model_options()) : std::vector<RecordedUse>();
 
   Side unmanaged(ordinary);
-  const Config config = config_of(states, parameters, nvme);
+  const Config config = config_of(states, computation, parameters, nvme);
   Session session(config);
   return with_typed_errors(session, [&] {
     Gpt model = session.construct(make_model);
@@ -250,7 +256,7 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
     }
     if (states == StatesRest::nvme) {
       for (const Link link : {Link::nvme_to_host, Link::host_to_nvme}) {
-        if (traffic.moved(link) >= kNvmeBytesAParameter * parameters) continue;
+        if (traffic.moved(link) >= kStateBytes * parameters) continue;
         throw LogicError("bench: a step moved " + std::to_string(traffic.moved(link) / parameters) + " B a parameter " +
                          std::string(name_of(link)) + ", and the case is about at least 8");
       }
