@@ -1,49 +1,24 @@
 // A wait of the program is a stall only as far as the device has nothing to compute meanwhile.
 #include "memory/device_idle.h"
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 
 #include <gtest/gtest.h>
 
 #include "base/clock.h"
 #include "memory/access_stream.h"
-#include "offload/cuda_device.h"
 #include "offload/emulated_computation.h"
 #include "offload/emulated_device.h"
-#include "tests/offload/software_cuda.h"
-#include "tests/offload/software_cuda_stream.h"
+#include "tests/memory/cuda_behind.h"
 
 namespace terrace {
 namespace {
 
-constexpr std::uint64_t granule = 64 << 10;
-
-/// A GPU in software that computes for as long as the test wants.
-class DeviceIdleOnCuda : public testing::Test {
+class DeviceIdleOnCuda : public CudaBehind {
  protected:
-  DeviceIdleOnCuda() : driver_(std::make_shared<SoftwareCuda>()), compute_(driver_->create_stream()) {
-    device_ = std::make_unique<CudaDevice>(driver_, 32 * granule);
-    device_->computes_on(compute_);
-    driver_->launch(compute_, {}, [this] { may_end_.wait(); });
-  }
-  ~DeviceIdleOnCuda() override {
-    end_computation();
-    device_.reset();
-    driver_->destroy_stream(compute_);
-  }
-  void end_computation() {
-    may_end_.set();
-    driver_->synchronize(compute_);
-  }
-
-  std::shared_ptr<SoftwareCuda> driver_;
-  CudaStream compute_;
-  Mark may_end_;
-  std::unique_ptr<CudaDevice> device_;
+  DeviceIdleOnCuda() { fall_behind(); }
 };
 
 /// For a moment, as nobody notifies.
@@ -60,7 +35,7 @@ TEST_F(DeviceIdleOnCuda, begins_when_what_was_issued_has_been_computed) {
   wait_once(idle);
   const std::int64_t busy_ns = monotonic_ns();
   EXPECT_EQ(idle.begin_within(begin_ns, busy_ns), busy_ns) << "it computes, and has not been idle";
-  end_computation();
+  catch_up();
   wait_once(idle);
   const std::int64_t end_ns = monotonic_ns();
   EXPECT_GE(idle.begin_within(begin_ns, end_ns), busy_ns);
@@ -86,7 +61,7 @@ TEST_F(DeviceIdleOnCuda, a_program_whose_device_computes_meanwhile_does_not_stal
   };
   fetch(0);
   EXPECT_EQ(stream.usage().stall_seconds, 0);
-  end_computation();
+  catch_up();
   // It is seen to be idle when it is looked at: a fetch may be faster than that.
   for (std::uint32_t index = 1; index < 10'000 && stream.usage().stall_seconds == 0; ++index) fetch(index);
   EXPECT_GT(stream.usage().stall_seconds, 0);

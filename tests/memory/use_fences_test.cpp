@@ -5,51 +5,20 @@
 #include <chrono>
 #include <cstdint>
 #include <future>
-#include <memory>
 
 #include <gtest/gtest.h>
 
 #include "memory/access_stream.h"
-#include "offload/cuda_device.h"
 #include "offload/emulated_computation.h"
 #include "offload/emulated_device.h"
-#include "tests/offload/software_cuda.h"
-#include "tests/offload/software_cuda_stream.h"
+#include "tests/memory/cuda_behind.h"
 
 namespace terrace {
 namespace {
 
-constexpr std::uint64_t granule = 64 << 10;
-constexpr std::uint64_t slots = 3;
+class UseFencesOnCuda : public CudaBehind {};
 
-/// A GPU in software whose computation is behind from when the test wants to until it ends.
-class BehindOnCuda : public testing::Test {
- protected:
-  BehindOnCuda() : driver_(std::make_shared<SoftwareCuda>()), compute_(driver_->create_stream()) {
-    device_ = std::make_unique<CudaDevice>(driver_, slots * granule);
-    device_->computes_on(compute_);
-  }
-  ~BehindOnCuda() override {
-    catch_up();
-    device_.reset();
-    driver_->destroy_stream(compute_);
-  }
-  void fall_behind() {
-    driver_->synchronize(compute_);
-    driver_->launch(compute_, {}, [this] { may_end_.wait(); });
-  }
-  void catch_up() {
-    may_end_.set();
-    driver_->synchronize(compute_);
-  }
-
-  std::shared_ptr<SoftwareCuda> driver_;
-  CudaStream compute_;
-  Mark may_end_;
-  std::unique_ptr<CudaDevice> device_;
-};
-
-TEST_F(BehindOnCuda, a_use_has_ended_before_what_was_issued_after_it) {
+TEST_F(UseFencesOnCuda, a_use_has_ended_before_what_was_issued_after_it) {
   UseFences uses(*device_);
   const std::uint64_t first = uses.issued();
   uses.note_point();
@@ -65,7 +34,7 @@ TEST_F(BehindOnCuda, a_use_has_ended_before_what_was_issued_after_it) {
   for (const std::uint64_t use : {first, second, third}) device_->wait(uses.after(use));
 }
 
-TEST_F(BehindOnCuda, points_that_are_many_and_reached_are_forgotten_and_their_uses_have_ended) {
+TEST_F(UseFencesOnCuda, points_that_are_many_and_reached_are_forgotten_and_their_uses_have_ended) {
   UseFences uses(*device_);
   const std::uint64_t first = uses.issued();
   for (int i = 0; i < 100; ++i) {
@@ -94,7 +63,7 @@ TEST(UseFences, have_ended_where_nothing_is_computed_behind_the_program_and_end_
 }
 
 /// Chunks of a slot each, which rest on the host.
-class ChunksBehind : public BehindOnCuda {
+class ChunksBehind : public CudaBehind {
  protected:
   ChunkId add() { return stream_.add_chunk(Kind::parameter, count_++, granule, Tier::host); }
   void use(ChunkId chunk, Access mode = Access::read) {
