@@ -5,6 +5,14 @@
 #include "base/error.h"
 
 namespace terrace {
+namespace {
+
+/// Whether it reads or writes a copy on the tier.
+bool touches(const Transfer& transfer, Tier tier) {
+  return transfer.to == tier || (!transfer.fill && transfer.from == tier);
+}
+
+}  // namespace
 
 ChunkPlaces::~ChunkPlaces() {
   for (ChunkId id = 0; id < places_.size(); ++id) {
@@ -76,7 +84,7 @@ void ChunkPlaces::leave_device(const ChunkPlace& place) noexcept {
     last_use = uses_.after(place.last_use);
     vacated_ = std::max(vacated_, *last_use);
   } catch (...) {
-    last_use = {};  // the device finds out for itself, or meets the error and tells who uses it next
+    // The device finds out for itself, or meets the error and tells who uses it next.
   }
   if (place.adopted.memory != nullptr) {
     device_.deallocate(place.adopted.memory, place.adopted.bytes);
@@ -105,7 +113,7 @@ void ChunkPlaces::used(std::span<const ChunkAccess> accesses) {
 
 /// What has to be computed before the transfer may read or write its bytes on the device.
 Fence ChunkPlaces::free_after(const Transfer& transfer, const ChunkPlace& place) {
-  if (transfer.to != Tier::device && (transfer.fill || transfer.from != Tier::device)) {
+  if (!touches(transfer, Tier::device)) {
     return {};
   }
   // Where it is to have a new slot, that is of the room that others have left.
@@ -185,10 +193,9 @@ TransferPlaces ChunkPlaces::take_room(const Transfer& transfer, ChunkPlace& plac
       }
       break;
   }
-  const auto touches = [&](Tier tier) { return transfer.to == tier || (!transfer.fill && transfer.from == tier); };
-  return {.device = touches(Tier::device) ? place.device : nullptr,
-          .host = touches(Tier::host) ? place.host : std::vector<std::byte*>{},
-          .nvme = touches(Tier::nvme) ? place.nvme : std::vector<ExtentId>{}};
+  return {.device = touches(transfer, Tier::device) ? place.device : nullptr,
+          .host = touches(transfer, Tier::host) ? place.host : std::vector<std::byte*>{},
+          .nvme = touches(transfer, Tier::nvme) ? place.nvme : std::vector<ExtentId>{}};
 }
 
 }  // namespace terrace

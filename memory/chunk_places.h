@@ -2,8 +2,8 @@
 ///
 /// The policy decides, this takes the room and gives it back, and says how the transfer service is to move a chunk.
 ///
-/// Threads: `add_chunk`, `vacate`, `place` and `request` are called under the access stream's lock; what a request does
-/// later runs without it, for one transfer to a copy at a time (the policy sees to that).
+/// Threads: `add_chunk`, `vacate`, `used`, `place` and `request` are called under the access stream's lock; what a
+/// request does later runs without it, for one transfer to a copy at a time (the policy sees to that).
 #pragma once
 
 #include <array>

@@ -1,4 +1,5 @@
 /// Since when the device has had nothing to compute, while a thread of the program waits for memory.
+///
 /// A device that computes behind the program, as a GPU does, is still busy when the program begins to wait: only what
 /// is left of the wait once it has computed all is time lost. What other threads issue meanwhile is not seen. Threads:
 /// one's own.

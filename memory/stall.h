@@ -1,4 +1,5 @@
 /// What the program may wait for.
+///
 /// A stall is time in which a thread of the program waits for memory and has left nothing to compute: where the device
 /// computes behind the program, as a GPU does, it begins when that has computed what was issued before the wait. Each
 /// has one cause at each moment; a wait that changes its cause is several stalls.
