@@ -228,10 +228,12 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
     const Comparison comparison = compare_in_pairs(
         options,
         [&] {
-          const std::int64_t start_ns = monotonic_ns();
-          stolen_beside.during(unmanaged_step);
-          const std::int64_t end_ns = monotonic_ns();
-          unmanaged_seconds.push_back(static_cast<double>(end_ns - start_ns) * 1e-9);
+          std::int64_t start_ns = 0;
+          unmanaged_seconds.push_back(stolen_beside.during([&] {
+            start_ns = monotonic_ns();
+            unmanaged_step();
+            return static_cast<double>(monotonic_ns() - start_ns) * 1e-9;
+          }));
           rounds.push_back(measure_terms(static_cast<double>(unmanaged.computed_ns() - start_ns) * 1e-9, !is_waited,
                                          parameters, necessary, bare, drive ? &*drive : nullptr));
           return unmanaged_seconds.back();
@@ -240,9 +242,11 @@ BenchCase run_real_case(StatesRest states, Computation computation, const std::f
           // Until a step waits for what the one before it left, as each does that follows others.
           for (int untimed = 0; untimed < 2; ++untimed) managed.step();
           const MemoryUsage before = session.memory_usage();
-          const Stopwatch watch;
-          stolen.during([&] { return managed.step(); });
-          managed_seconds.push_back(watch.elapsed_seconds());
+          managed_seconds.push_back(stolen.during([&] {
+            const Stopwatch watch;
+            managed.step();
+            return watch.elapsed_seconds();
+          }));
           traffic.add(before, session.memory_usage(), 1);
           session.synchronize();
           return managed_seconds.back();

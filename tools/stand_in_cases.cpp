@@ -230,11 +230,11 @@ class Steps {
     return with_typed_errors(session_, [&] {
       step();
       const MemoryUsage before = session_.memory_usage();
-      const Stopwatch watch;
-      stolen_.during([&] {
+      const double seconds = stolen_.during([&] {
+        const Stopwatch watch;
         for (int i = 0; i < timed_steps_; ++i) step();
+        return watch.elapsed_seconds() / timed_steps_;
       });
-      const double seconds = watch.elapsed_seconds() / timed_steps_;
       traffic_.add(before, session_.memory_usage(), timed_steps_);
       session_.synchronize();
       return seconds;

@@ -21,15 +21,14 @@ double stolen_core_seconds(const std::filesystem::path& root) {
 
 double StolenTime::share() const { return seconds_ > 0 ? std::clamp(stolen_ / seconds_, 0.0, 1.0) : 0; }
 
-void StolenTime::begin() {
-  begun_stolen_ = stolen_core_seconds();
-  begun_seconds_ = static_cast<double>(monotonic_ns()) * 1e-9;
+StolenTime::Moment StolenTime::now() {
+  return {.stolen = stolen_core_seconds(), .seconds = static_cast<double>(monotonic_ns()) * 1e-9};
 }
 
-void StolenTime::end() {
-  const double seconds = static_cast<double>(monotonic_ns()) * 1e-9 - begun_seconds_;
-  seconds_ += seconds * static_cast<double>(machine_threads());
-  stolen_ += stolen_core_seconds() - begun_stolen_;
+void StolenTime::count_since(const Moment& begin) {
+  const Moment end = now();
+  seconds_ += (end.seconds - begin.seconds) * static_cast<double>(machine_threads());
+  stolen_ += end.stolen - begin.stolen;
 }
 
 }  // namespace terrace

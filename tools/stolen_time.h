@@ -15,25 +15,23 @@ class StolenTime {
   /// Returns what `call()` does; what was stolen meanwhile counts.
   template <class Call>
   auto during(Call&& call) {
-    struct Span {
-      explicit Span(StolenTime& its_owner) : owner(its_owner) { owner.begin(); }
-      Span(const Span&) = delete;
-      Span& operator=(const Span&) = delete;
-      ~Span() { owner.end(); }
-      StolenTime& owner;
-    } const span(*this);
-    return call();
+    const Moment begin = now();
+    auto result = call();
+    count_since(begin);
+    return result;
   }
 
   /// In [0, 1]; 0 where nothing was counted.
   double share() const;
 
  private:
-  void begin();
-  void end();
+  struct Moment {
+    double stolen;
+    double seconds;
+  };
+  static Moment now();
+  void count_since(const Moment& begin);
 
-  double begun_stolen_ = 0;
-  double begun_seconds_ = 0;
   double stolen_ = 0;
   double seconds_ = 0;  ///< of all cores
 };
