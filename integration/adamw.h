@@ -1,7 +1,7 @@
 /// AdamW over what a session manages, or over ordinary tensors: the same arithmetic, bit for bit.
 ///
 /// Moments are those of torch::optim::AdamW bit for bit where they are fp32; a step's parameters too, but for few
-/// elements, within a unit in their last place and four in that of their change. `amsgrad` throws.
+/// elements, within a unit in their last place and ten 2^-24ths of their change. `amsgrad` throws.
 ///
 /// Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
 #pragma once

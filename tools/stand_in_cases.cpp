@@ -30,7 +30,6 @@ constexpr Target kTarget{Target::Sense::at_most, 1.15};
 constexpr Target kBytesTarget{Target::Sense::at_most, 1.05};
 constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 40 * kMiB;
-constexpr double kGradientChunk = 4 * kMiB;  // beside the parameters over a turn: what is written there
 // What the host has room for beside what rests there: gradients on their way, to and from NVMe.
 constexpr double kHostRoom = 32 * kMiB;
 constexpr double kHostMargin = 8 * kMiB;  // staging, and rounding to granules
@@ -63,7 +62,7 @@ struct Needs {
       : which(of),
         parameters(kElementBytes * elements),
         phases(phases_of_step({.parameters = parameters,
-                               .device_room = kDeviceBytes - kGradientChunk,
+                               .device_room = kDeviceBytes,
                                .host_room = kHostRoom,
                                .nvme_share = of.nvme_share,
                                .micro_batches = of.micro_batches})),

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/Version.h>
@@ -104,8 +105,16 @@ TEST_P(AdamWAccuracy, of_every_fp32_element_is_at_most_twice_as_far_from_float64
       << "element " << worst << ", which is off by " << our_errors[worst].item<double>() << ", and torch's by "
       << torch_errors[worst].item<double>();
   EXPECT_TRUE(at::isfinite(times).all().item<bool>());
-  // None of those tells when all are somewhat worse.
+  // None of those tells when all are somewhat worse: the least error, the second, and so on to the largest are no more
+  // than twice torch's, but for a last place. Of few elements each is one roll of the dice.
   EXPECT_LE(our_errors.mean().item<double>(), 2 * torch_errors.mean().item<double>() + 0x1p-24);
+  if (size >= 1000) {
+    const at::Tensor ours_in_order = std::get<0>(our_errors.sort());
+    const at::Tensor torchs_in_order = std::get<0>(torch_errors.sort());
+    EXPECT_TRUE((ours_in_order <= 2 * torchs_in_order + 0x1p-24).all().item<bool>());
+    RecordProperty("largest over torch's largest",
+                   std::to_string((ours_in_order[-1] / torchs_in_order[-1]).item<double>()));
+  }
 }
 
 TEST_P(AdamWAccuracy, moments_of_fp32_are_those_of_torch_bit_for_bit_and_parameters_of_a_step_but_for_roundings) {

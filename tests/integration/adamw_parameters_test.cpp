@@ -118,14 +118,19 @@ TEST(AdamW, refuses_a_gradient_norm_that_is_none) {
   EXPECT_FALSE(optimizer->gradient_norm().has_value());
 }
 
-TEST(AdamW, refuses_a_gradient_of_another_shape_and_changes_nothing) {
+TEST(AdamW, refuses_a_gradient_of_another_shape_or_without_a_floating_point_and_changes_nothing) {
   const auto refused = [](World& world) {
     const auto optimizer = world.adamw(usual());
     at::Tensor& weight = world.model->layers[0]->weight;
     const at::Tensor before = weight.detach().clone();
-    for (const at::Tensor& gradient : {torch::ones({width}), torch::ones({1}), torch::ones({2 * width, width})}) {
+    const auto ones = [](at::ScalarType type) { return torch::ones({width, width}, type); };
+    for (const auto& [gradient, text] :
+         {std::pair{torch::ones({width}), "gradient of shape"}, std::pair{torch::ones({1}), "gradient of shape"},
+          std::pair{torch::ones({2 * width, width}), "gradient of shape"},
+          std::pair{ones(at::kComplexFloat), "gradient of ComplexFloat"}, std::pair{ones(at::kInt), "gradient of Int"},
+          std::pair{ones(at::kBool), "gradient of Bool"}}) {
       weight.mutable_grad() = gradient;
-      expect_logic_error("gradient of shape", [&] { optimizer->step(); });
+      expect_logic_error(text, [&] { optimizer->step(); });
       EXPECT_TRUE(same_bits(weight.detach().clone(), before));
       weight.mutable_grad() = at::Tensor();
     }

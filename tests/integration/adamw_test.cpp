@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -197,22 +198,29 @@ TEST(AdamW, clips_by_the_norm_that_torch_computes) {
 }
 
 TEST(AdamW, takes_a_gradient_of_another_type_as_one_of_the_parameter_s) {
-  for (const auto& [parameters, gradients] : {std::pair{at::kBFloat16, at::kFloat}, std::pair{at::kFloat, at::kDouble},
-                                              std::pair{at::kFloat, at::kBFloat16}}) {
-    expect_the_bits_of_unmanaged(
-        [gradients = gradients](World& world) {
-          const auto optimizer = world.adamw(usual());
-          for (int step = 0; step < 2; ++step) {
-            torch::manual_seed(step);
-            for (at::Tensor& parameter : world.model->parameters()) {
-              parameter.mutable_grad() = torch::randn(parameter.sizes()).to(gradients);
-            }
-            optimizer->step();
-            optimizer->zero_grad();
-          }
-          return Tensors{};
-        },
-        parameters);
+  for (const auto& [parameters, gradients] :
+       {std::pair{at::kBFloat16, at::kFloat}, std::pair{at::kBFloat16, at::kHalf}, std::pair{at::kFloat, at::kDouble},
+        std::pair{at::kFloat, at::kBFloat16}, std::pair{at::kFloat, at::kHalf}}) {
+    SCOPED_TRACE(std::string(c10::toString(parameters)) + " with gradients of " + c10::toString(gradients));
+    const auto train = [type = parameters, given = gradients](World& world, bool converted) {
+      const auto optimizer = world.adamw(usual());
+      for (int step = 0; step < 2; ++step) {
+        torch::manual_seed(step);
+        for (at::Tensor& parameter : world.model->parameters()) {
+          const at::Tensor gradient = torch::randn(parameter.sizes(), at::kDouble).to(given);
+          parameter.mutable_grad() = converted ? gradient.to(type) : gradient;
+        }
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+      Tensors trained;
+      add_parameters(world, trained);
+      return trained;
+    };
+    World as_given(nullptr, parameters);
+    World as_converted(nullptr, parameters);
+    expect_same_bits(train(as_given, false), train(as_converted, true));
+    expect_the_bits_of_unmanaged([&](World& world) { return train(world, false); }, parameters);
   }
 }
 

@@ -434,6 +434,9 @@ TEST(AccessStreamFaultyThreads, four_threads_find_their_bytes_while_drives_fail_
   const std::uint64_t events = given != nullptr ? std::strtoull(given, nullptr, 0) : 40'000;
   const Outcome outcome = run_threads(
       {.threads = 4, .events = events, .share = 0.4, .prefetch_depth = 4, .with_faults = true}, test_seed());
+  RecordProperty("granted", std::to_string(outcome.granted));
+  RecordProperty("refused", std::to_string(outcome.refused));
+  RecordProperty("failed", std::to_string(outcome.failed));
   EXPECT_GT(outcome.granted, 1000);
   EXPECT_GT(outcome.refused, 0);
   EXPECT_GT(outcome.failed, 0);

@@ -1,6 +1,7 @@
 #include "tools/step_phases.h"
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -35,22 +36,34 @@ TEST(StepPhases, of_further_micro_batches_bring_gradients_back_to_be_added_to) {
   EXPECT_EQ(moved(phases, Link::nvme_to_host), 160);
 }
 
-/// Forward and backward over chunks that an update has made anew on the host, so that none is on the device at first.
-std::size_t fewest_fetches(std::size_t chunks, int room) {
-  std::vector<OfflineEvent> passes;
-  for (std::size_t i = 0; i < chunks; ++i) passes.push_back({.chunk = i});
-  for (std::size_t i = chunks; i-- > 0;) passes.push_back({.chunk = i});
-  const OfflineCopies none{std::vector<bool>(chunks), std::vector<bool>(chunks)};
-  return OfflineOptimum(passes, room, OfflineEnd::safe, none).fewest_from(0, OfflineOptimum::state_of(none));
+/// Between device and host, of a step whose update has made all parameters anew on the host, so that none is on the
+/// device at first, and wants all gradients there. Gradients have as many chunks as parameters; each begins in the
+/// first micro-batch and is added to in the others.
+std::size_t fewest_transfers(std::size_t chunks, int room, int micro_batches) {
+  std::vector<OfflineEvent> step;
+  for (int batch = 0; batch < micro_batches; ++batch) {
+    for (std::size_t i = 0; i < chunks; ++i) step.push_back({.chunk = i});
+    for (std::size_t i = chunks; i-- > 0;) {
+      step.push_back({.chunk = i});
+      step.push_back({.chunk = chunks + i, .writes = true, .begins = batch == 0});
+    }
+  }
+  const OfflineCopies none{std::vector<bool>(2 * chunks), std::vector<bool>(2 * chunks)};
+  return OfflineOptimum(step, room, OfflineEnd::safe, none).fewest_from(0, OfflineOptimum::state_of(none));
 }
 
-TEST(StepPhases, bring_no_more_to_the_device_than_the_optimum_of_eviction_for_what_they_use) {
-  for (std::size_t chunks = 2; chunks <= 12; ++chunks) {
-    for (int room = 1; room < static_cast<int>(chunks); ++room) {
-      const auto phases =
-          phases_of_step({.parameters = static_cast<double>(chunks), .device_room = static_cast<double>(room)});
-      EXPECT_EQ(moved(phases, Link::host_to_device), static_cast<double>(fewest_fetches(chunks, room)))
-          << chunks << " chunks, room for " << room;
+TEST(StepPhases, move_as_much_to_and_from_the_device_as_the_optimum_of_eviction_for_what_they_use) {
+  for (const auto& [most_chunks, micro_batches] : {std::pair<std::size_t, int>{8, 1}, {5, 2}, {4, 4}}) {
+    for (std::size_t chunks = 2; chunks <= most_chunks; ++chunks) {
+      // Room for a parameter and its gradient, and at most for all parameters.
+      for (int room = 2; room <= static_cast<int>(chunks); ++room) {
+        const auto phases = phases_of_step({.parameters = static_cast<double>(chunks),
+                                            .device_room = static_cast<double>(room),
+                                            .micro_batches = micro_batches});
+        EXPECT_EQ(moved(phases, Link::host_to_device) + moved(phases, Link::device_to_host),
+                  static_cast<double>(fewest_transfers(chunks, room, micro_batches)))
+            << chunks << " chunks, room for " << room << ", " << micro_batches << " micro-batches";
+      }
     }
   }
 }
