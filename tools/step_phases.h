@@ -1,10 +1,12 @@
 /// What a stand-in's step cannot do without, phase by phase.
 ///
 /// A step is the update with the first forward, its backward, and then a forward and a backward for each further
-/// micro-batch. What a phase needs can be moved in no other, but for what the device and the host have room to keep
-/// over the turn between two, at which the order of use reverses: nothing of an update begins before step(), gradients
-/// come in backward, and the first forward uses what the update makes. So a step takes no less than the sum over its
-/// phases of each one's largest term, which may be well above the largest term of the whole. Pure.
+/// micro-batch. What a phase needs can be moved in no other, but for parameters that the device, and parameters and
+/// gradients that the host, has room to keep over the turn between two, at which the order of use reverses: nothing of
+/// an update begins before step(), the first forward uses what the update makes, and gradients leave the device in the
+/// backward that makes them. So a step takes no less than the sum over its phases of each one's largest term, which may
+/// be well above the largest term of the whole. The last of these is a choice: were the device to keep gradients over a
+/// turn, up to `device_room` of them would move in the next phase, or between device and host alone. Pure.
 #pragma once
 
 #include <vector>
