@@ -1,5 +1,7 @@
 // p.grad stays what LibTorch users know, in every ordinary use, though its bytes are managed.
 
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -255,6 +257,24 @@ TEST(Gradients, parameters_without_one_are_skipped_by_the_step) {
     }
     return results;
   });
+}
+
+TEST(Gradients, of_a_complex_parameter_are_complex_and_add_up) {
+  const auto trained = [](std::optional<Session> session) {
+    torch::manual_seed(3);
+    torch::nn::Module model;
+    at::Tensor& weight = model.register_parameter("weight", torch::randn({64, 64}, at::kComplexFloat));
+    if (session) {
+      session->manage(model);
+    }
+    for (int i = 0; i < 2; ++i) {
+      at::abs(weight * weight).sum().backward();
+    }
+    return weight.grad().clone();
+  };
+  const at::Tensor plain = trained(std::nullopt);
+  EXPECT_EQ(plain.scalar_type(), at::kComplexFloat);
+  EXPECT_TRUE(same_bits(trained(std::make_optional<Session>(tight())), plain));
 }
 
 }  // namespace terrace::testing
