@@ -163,7 +163,7 @@ void Gradients::require_fits(const ManagedParameter& parameter, const at::Tensor
   if (gradient.scalar_type() != parameter.tensor.scalar_type() && !at::isFloatingType(gradient.scalar_type())) {
     throw LogicError(c10::str("parameter '", parameter.name, "', of ", parameter.tensor.scalar_type(),
                               ", has a gradient of ", gradient.scalar_type()),
-                     "give it one of a floating-point type, which is converted to the parameter's");
+                     "give it one of a floating-point type, which is converted");
   }
 }
 

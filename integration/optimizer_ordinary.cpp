@@ -135,7 +135,7 @@ class Ordinary final : public OptimizerBackend {
     if (!at::isFloatingType(gradient.scalar_type())) {
       throw LogicError(c10::str(kind_.name, ": a parameter of ", parameter.scalar_type(), " has a gradient of ",
                                 gradient.scalar_type()),
-                       "give it one of a floating-point type, which is converted to the parameter's");
+                       "give it one of a floating-point type, which is converted");
     }
     const at::ScalarType type = gradient_type(parameter.scalar_type(), sums_in_float32_);
     if (type != parameter.scalar_type() && gradient.scalar_type() != type && parameter.is_leaf() &&

@@ -28,6 +28,12 @@ with open(words[words.index("--metrics") + 1], "w") as file:
     file.write((json.dumps(step) + "\\n") * 9)
 print("steps\\n\\nthe steps' time  share")
 """
+# In place of PyTorch: the side ends as it is asked for, with figures among what it prints.
+TORCH = """
+print("a warning")
+print('compare_gpu: {"seconds": 0.25, "device_bytes": 1073741824}')
+raise SystemExit(0)
+"""
 CTEST = """#!/bin/sh
 echo "1/2 Test #1: one ...   Passed    0.1 sec"
 echo "2/2 Test #2: two ...   $SECOND    0.1 sec"
@@ -45,8 +51,8 @@ class GpuScriptsTest(unittest.TestCase):
 
     def run_tool(self, tool, *arguments, **environment):
         environment = {**os.environ, "PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}", "SECOND": "Passed",
-                       "PYTHONUTF8": "1", **environment}
-        # -S: without what happens to be installed.
+                       "PYTHONUTF8": "1", "PYTHONPATH": "", **environment}
+        # -S and no PYTHONPATH: without what happens to be installed.
         return subprocess.run([sys.executable, "-S", "-B", TOOLS / tool, *arguments], capture_output=True, text=True,
                               timeout=100, encoding="utf-8", check=False, env=environment)
 
@@ -83,16 +89,29 @@ class GpuScriptsTest(unittest.TestCase):
         self.assertEqual((report["version"], report["tokens"], report["parameters"]), (1, 8192, 1211224064))
         case, = report["cases"]
         self.assertEqual((case["name"], case["seconds"], case["host_bytes"]), ("terrace", 0.5, 2**31))
+        self.assertGreater(case["process_bytes"], 0)
         self.assertIn("terrace  0.500 s a step, 16384 tokens/s", done.stdout)
 
     def test_compare_gpu_tells_why_a_side_failed_and_goes_on_with_the_others(self):
         (self.folder / "torch.py").write_text("raise ImportError('there is none')\n", encoding="utf-8")
-        done = self.run_tool("compare_gpu", self.folder, "--sides", "torch,terrace", PYTHONPATH=str(self.folder))
+        figures = self.folder / "figures.json"
+        done = self.run_tool("compare_gpu", self.folder, "--sides", "torch,terrace", "--output", figures,
+                             PYTHONPATH=str(self.folder))
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout, r"torch    failed: (.|\n)*there is none(.|\n)*terrace  0\.500 s a step")
+        cases = json.loads(figures.read_text(encoding="utf-8"))["cases"]
+        self.assertEqual([(case["name"], case["passed"]) for case in cases], [("torch", False), ("terrace", True)])
+        self.assertIn("there is none", cases[0]["reason"])
         done = self.run_tool("compare_gpu", self.folder, "--sides", "terrace", LOST="1")
         self.assertEqual(done.returncode, 1)
         self.assertIn("device.memory is too small", done.stdout)
+
+    def test_compare_gpu_finds_the_figures_of_another_side_in_what_it_prints(self):
+        (self.folder / "torch.py").write_text(TORCH, encoding="utf-8")
+        done = self.run_tool("compare_gpu", self.folder, "--sides", "torch,terrace", PYTHONPATH=str(self.folder))
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("torch    0.250 s a step", done.stdout)
+        self.assertIn("torch takes 0.50 times as long as Terrace", done.stdout)
 
     def test_compare_gpu_refuses_sides_and_counts_that_make_no_sense(self):
         for word, value, code, reason in (("--sides", "zero4", 2, "zero4 is none of"), ("--steps", "3", 2, "not timed"),
