@@ -36,10 +36,23 @@ TEST(StepPhases, of_further_micro_batches_bring_gradients_back_to_be_added_to) {
   EXPECT_EQ(moved(phases, Link::nvme_to_host), 160);
 }
 
-/// Between device and host, of a step whose update has made all parameters anew on the host, so that none is on the
-/// device at first, and wants all gradients there. Gradients have as many chunks as parameters; each begins in the
-/// first micro-batch and is added to in the others.
-std::size_t fewest_transfers(std::size_t chunks, int room, int micro_batches) {
+/// From a device that holds none of the chunks, to all bytes at home.
+std::size_t fewest_transfers(const std::vector<OfflineEvent>& events, std::size_t chunks, int room) {
+  const OfflineCopies none{std::vector<bool>(chunks), std::vector<bool>(chunks)};
+  return OfflineOptimum(events, room, OfflineEnd::safe, none).fewest_from(0, OfflineOptimum::state_of(none));
+}
+
+/// Forward and backward over chunks that an update has made anew on the host.
+std::vector<OfflineEvent> uses_of_parameters(std::size_t chunks) {
+  std::vector<OfflineEvent> passes;
+  for (std::size_t i = 0; i < chunks; ++i) passes.push_back({.chunk = i});
+  for (std::size_t i = chunks; i-- > 0;) passes.push_back({.chunk = i});
+  return passes;
+}
+
+/// And with gradients, which the next update wants on the host. They have as many chunks as parameters; each begins in
+/// the first micro-batch and is added to in the others.
+std::vector<OfflineEvent> uses_of_step(std::size_t chunks, int micro_batches) {
   std::vector<OfflineEvent> step;
   for (int batch = 0; batch < micro_batches; ++batch) {
     for (std::size_t i = 0; i < chunks; ++i) step.push_back({.chunk = i});
@@ -48,8 +61,19 @@ std::size_t fewest_transfers(std::size_t chunks, int room, int micro_batches) {
       step.push_back({.chunk = chunks + i, .writes = true, .begins = batch == 0});
     }
   }
-  const OfflineCopies none{std::vector<bool>(2 * chunks), std::vector<bool>(2 * chunks)};
-  return OfflineOptimum(step, room, OfflineEnd::safe, none).fewest_from(0, OfflineOptimum::state_of(none));
+  return step;
+}
+
+TEST(StepPhases, bring_no_more_to_the_device_than_the_optimum_of_eviction_for_what_they_use) {
+  for (std::size_t chunks = 2; chunks <= 12; ++chunks) {
+    for (int room = 1; room < static_cast<int>(chunks); ++room) {
+      const auto phases =
+          phases_of_step({.parameters = static_cast<double>(chunks), .device_room = static_cast<double>(room)});
+      EXPECT_EQ(moved(phases, Link::host_to_device),
+                static_cast<double>(fewest_transfers(uses_of_parameters(chunks), chunks, room)))
+          << chunks << " chunks, room for " << room;
+    }
+  }
 }
 
 TEST(StepPhases, move_as_much_to_and_from_the_device_as_the_optimum_of_eviction_for_what_they_use) {
@@ -61,7 +85,7 @@ TEST(StepPhases, move_as_much_to_and_from_the_device_as_the_optimum_of_eviction_
                                             .device_room = static_cast<double>(room),
                                             .micro_batches = micro_batches});
         EXPECT_EQ(moved(phases, Link::host_to_device) + moved(phases, Link::device_to_host),
-                  static_cast<double>(fewest_transfers(chunks, room, micro_batches)))
+                  static_cast<double>(fewest_transfers(uses_of_step(chunks, micro_batches), 2 * chunks, room)))
             << chunks << " chunks, room for " << room << ", " << micro_batches << " micro-batches";
       }
     }
