@@ -184,6 +184,7 @@ void Policy::vacated(const Vacate& vacate) {
 void Policy::discard(ChunkId chunk) {
   chunks_.at(chunk).discard_when_idle = true;
   chunks_.at(chunk).update_queued = false;
+  chunks_.at(chunk).waits_for_update = false;
   drop_if_dead(chunk);
   advance();
 }
@@ -242,6 +243,7 @@ void Policy::step_mark() {
 void Policy::follow_pass() {
   lanes_[index_of(Tier::device)].forecast.follow(book_.current());
   time_updates();
+  plan_waiting();
   look_ahead_again(Tier::device);
   is_settled_ = false;
 }
@@ -329,6 +331,7 @@ void Policy::supersede_others(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
   chunk.discard_when_idle = chunk.removed;
   chunk.update_queued = false;
+  chunk.waits_for_update = false;
   for (const Tier other : all_tiers) {
     if (other != tier && chunk.at(other).state == CopyState::valid) {
       if (other == chunk.info().home) {

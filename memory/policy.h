@@ -24,7 +24,9 @@
 /// room and into that of copies with a later use, so that what is fetched ahead never displaces what is needed sooner.
 /// Dirty copies on the device without a further use in the pass leave it at once, so that they can be dropped when
 /// their room is needed: to a home on the host, or to the host on their way to NVMe. There they stay until their room
-/// is needed, so that what is needed first need not be written and read.
+/// is needed, so that what is needed first need not be written and read. Nor need be the last of those for which the
+/// host will have no room when the step ends: they stay on the device, in half of what it has for chunks, and an update
+/// has them leave it when the host has room.
 ///
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
@@ -293,7 +295,7 @@ class Policy {
   /// activation's that is expected to leave.
   bool is_done_with(ChunkId id) const;
   /// Has such a copy leave a second one, so that its room can be given up at once when it is wanted: at home, or where
-  /// that is NVMe on the host, if there is room that nothing sooner needs.
+  /// that is NVMe on the host, if there is room that nothing sooner needs. Or has it wait for its update.
   void clean_if_done_with(ChunkId id);
   void clean_by_host();
   /// Room on the host for a chunk that leaves the device and rests on NVMe, free or that of copies which are used
@@ -315,6 +317,8 @@ class Policy {
   std::uint64_t distance_of_write(ChunkId id, Tier tier) const;
   /// Finds by when what is announced is due.
   void time_updates();
+  /// Finds which of the chunks that the program will be done with in this pass are to wait for their update.
+  void plan_waiting();
   /// Throws LogicError unless what `is_settled_` says is true.
   void check_settled() const;
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
@@ -392,6 +396,12 @@ class Policy {
   /// beginning of its pass, and around its end: in their order, so that room is made for what comes first. None if
   /// unknown.
   std::vector<std::size_t> due_;
+  /// Chunks at home on NVMe that are used for the last time before the cursor comes to [from, until) wait for their
+  /// update.
+  struct {
+    std::size_t from = 0;
+    std::size_t until = 0;
+  } waiting_;
   bool updates_awaited_ = false;
   bool was_served_ = false;  ///< see take_was_served
   /// Nobody waits, all that can be done ahead is under way, and nothing that `advance` looks at has changed since: it

@@ -122,8 +122,7 @@ std::uint64_t Policy::being_cleaned(Tier tier, std::uint64_t distance) const {
 std::uint64_t Policy::could_leave(Tier tier, std::uint64_t distance) const {
   std::uint64_t bytes = 0;
   for (const ChunkId guest : guests_[index_of(tier)]) {
-    const bool dies = tier == Tier::device && !chunks_[guest].is_spare(tier) && was_read_in_pass(guest);
-    if (can_leave(guest, tier) && distance_of(guest, tier) > distance && !dies) {
+    if (can_leave(guest, tier) && distance_of(guest, tier) > distance) {
       bytes += chunks_[guest].info().room_bytes[index_of(tier)];
     }
   }
@@ -210,7 +209,7 @@ std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> di
       continue;
     }
     const bool clean = chunks_[id].is_spare(tier);
-    if (distance && !clean && tier == Tier::device && was_read_in_pass(id)) {
+    if (distance && !clean && tier == Tier::device && (was_read_in_pass(id) || chunks_[id].waits_for_update)) {
       continue;
     }
     const double worth = (is_made_anew_before_use(id, tier) ? 0 : each_of(away)) +

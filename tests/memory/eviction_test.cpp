@@ -181,17 +181,104 @@ TEST(Eviction, what_the_update_needs_stays_on_the_host_instead_of_going_home_to_
   EXPECT_EQ(world.policy().demand_fetches(), 0u);
 }
 
-TEST(Eviction, what_the_update_needs_last_passes_the_host_on_its_way_to_nvme) {
-  Backward world(5, 2);
-  const auto actions = world.take_actions();
-  for (int i = 0; i < 5; ++i) {
-    const ChunkId gradient = world.gradients[i];
-    EXPECT_THAT(actions, Contains(moves(gradient, device, host))) << i;
-    EXPECT_EQ(world.state(gradient, host), i < 2 ? CopyState::valid : CopyState::absent) << i;
-    EXPECT_EQ(world.state(gradient, nvme), i < 2 ? CopyState::reserved : CopyState::valid) << i;
-    EXPECT_THAT(actions, Not(Contains(moves(gradient, nvme, host)))) << i << " is brought back too early";
-    EXPECT_THAT(actions, Not(Contains(moves(gradient, device, nvme)))) << i;
+/// Of seven, the host has room for the two that are updated first, and half of the device for the two after them.
+struct LongBackward : Backward {
+  LongBackward() : Backward(7, 2) {}
+
+  std::vector<ChunkId> part(std::ptrdiff_t from, std::ptrdiff_t to) const {
+    return {gradients.begin() + from, gradients.begin() + to};
   }
+  const std::vector<ChunkId> first = part(0, 2);
+  const std::vector<ChunkId> waiting = part(2, 4);
+  const std::vector<ChunkId> last = part(4, 7);
+};
+
+TEST(Eviction, what_the_update_needs_last_passes_the_host_on_its_way_to_nvme) {
+  LongBackward world;
+  const auto actions = world.take_actions();
+  for (const ChunkId gradient : world.first) {
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    EXPECT_EQ(world.state(gradient, host), CopyState::valid);
+    EXPECT_EQ(world.state(gradient, nvme), CopyState::reserved);
+  }
+  for (const ChunkId gradient : world.last) {
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, device, nvme))));
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, nvme, host)))) << "it is brought back too early";
+    EXPECT_EQ(world.state(gradient, host), CopyState::absent);
+    EXPECT_EQ(world.state(gradient, nvme), CopyState::valid);
+  }
+}
+
+TEST(Eviction, what_the_host_has_no_room_for_waits_on_the_device_until_it_has_rather_than_go_to_nvme) {
+  LongBackward world;
+  for (const ChunkId gradient : world.waiting) {
+    EXPECT_EQ(world.state(gradient, device), CopyState::valid);
+    EXPECT_EQ(world.state(gradient, host), CopyState::absent);
+    EXPECT_EQ(world.state(gradient, nvme), CopyState::reserved);
+  }
+  world.take_actions();
+  world.announce(world.gradients);
+  world.step_mark();
+  world.run();
+  EXPECT_THAT(world.take_actions(), Not(Contains(moves(world.waiting.front(), device, host)))) << "there is no room";
+  for (const ChunkId gradient : world.first) {
+    world.use(gradient, host, reading);
+    world.discard(gradient);
+    world.run();
+  }
+  for (const ChunkId gradient : world.waiting) {
+    EXPECT_EQ(world.state(gradient, host), CopyState::valid) << "the first have made room";
+    EXPECT_EQ(world.state(gradient, nvme), CopyState::reserved);
+  }
+}
+
+TEST(Eviction, what_waits_on_the_device_leaves_it_where_its_room_is_wanted_at_once) {
+  LongBackward world;
+  Call& call = world.allocate(4 * MiB);
+  world.run();
+  ASSERT_TRUE(call.granted()) << call.error_text();
+  for (const ChunkId gradient : world.waiting) {
+    EXPECT_EQ(world.state(gradient, device), CopyState::absent);
+    EXPECT_TRUE(world.policy().chunk(gradient).has_bytes());
+  }
+}
+
+TEST(Eviction, what_waits_on_the_device_keeps_its_room_from_what_comes_ahead_of_need) {
+  World world(4, 6, 16, 4);
+  const auto parameters = world.chunks(4, host);
+  const auto gradients = world.chunks(5, nvme);
+  for (const ChunkId gradient : gradients) world.discard(gradient);
+  world.announce(gradients);
+  std::vector<ChunkAccess> accesses = reads(parameters);
+  for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
+    accesses.push_back({*gradient, device, writing});
+  }
+  world.learn(accesses);
+  world.run();
+  world.pass(accesses);
+  world.announce(gradients);
+  world.step_mark();
+  world.run();
+  EXPECT_EQ(world.state(parameters[0], device), CopyState::valid);
+  EXPECT_EQ(world.state(parameters[1], device), CopyState::valid);
+  for (const int i : {2, 3}) {  // for the others the host has room, or the device has none
+    EXPECT_EQ(world.state(gradients[i], device), CopyState::valid) << i;
+    EXPECT_EQ(world.state(gradients[i], nvme), CopyState::reserved) << i;
+  }
+  world.pass(reads(parameters));  // but not from what the program waits for
+}
+
+TEST(Eviction, nothing_waits_on_the_device_for_an_update_that_the_last_step_had_not) {
+  World world(4, 2, 16, 4);
+  const auto chunks = world.chunks(7, nvme);
+  std::vector<ChunkAccess> accesses;
+  for (const ChunkId chunk : chunks) accesses.push_back({chunk, device, writing});
+  world.learn(accesses);
+  world.run();
+  world.pass(accesses);
+  world.run();
+  for (const ChunkId chunk : chunks) EXPECT_TRUE(world.policy().chunk(chunk).is_spare(device)) << chunk;
 }
 
 TEST(Eviction, a_chunk_that_fails_to_reach_the_host_on_its_way_to_nvme_stays_where_it_is) {

@@ -30,8 +30,9 @@ std::ostream& operator<<(std::ostream& out, const Case& of) { return out << of.n
 
 /// What one part of a step cannot do without. Nothing of an update can begin before step(), gradients come in backward,
 /// and the first forward reads what the update makes: so none of it can be moved in another part, but for what the
-/// device and the host have room to keep over the turn between two, at which the order of use reverses. (Nearly: the
-/// last gradients may leave the device when backward is over, so that a step can be a percent below its floor.)
+/// device and the host have room to keep over the turn between two, at which the order of use reverses. Gradients are
+/// taken to leave the device in backward. The policy keeps the last of them there for the update, so that a step can be
+/// below this floor, and move fewer bytes than these.
 struct Phase {
   double compute_share = 0;
   double update_seconds = 0;
@@ -93,7 +94,7 @@ VirtualStep::Options step_of(Bound bound, double nvme_share, int micro_batches =
                             .host_chunks = 8,
                             .nvme_share = nvme_share,
                             .micro_batches = micro_batches,
-                            .update_seconds = 0.2};
+                            .update_seconds = 0.2 / micro_batches};
   const auto seconds = [&](Bound part, double where_all) {
     return bound == part ? 1.0 : bound == Bound::all ? where_all : 0.65;
   };
@@ -124,21 +125,21 @@ TEST_P(VirtualSteps, take_little_longer_than_their_floor_and_move_little_more_th
 }
 
 constexpr Case kCases[] = {
-    {"by_computation_with_parameters_on_host", Bound::computation, 0, 1, 1.03, 1.04},
-    {"by_links_with_parameters_on_host", Bound::link, 0, 1, 1.02, 1.04},
-    {"by_nvme_with_parameters_on_host", Bound::nvme, 0, 1, 1.05, 1.04},
-    {"by_all_with_parameters_on_host", Bound::all, 0, 1, 1.03, 1.04},
-    {"by_computation_with_parameters_on_nvme", Bound::computation, 1, 1, 1.03, 1.07},
-    {"by_links_with_parameters_on_nvme", Bound::link, 1, 1, 1.02, 1.07},
-    {"by_nvme_with_parameters_on_nvme", Bound::nvme, 1, 1, 1.03, 1.07},
-    {"by_all_with_parameters_on_nvme", Bound::all, 1, 1, 1.03, 1.07},
-    {"by_computation_with_half_on_nvme", Bound::computation, 0.5, 1, 1.03, 1.08},
-    {"by_links_with_half_on_nvme", Bound::link, 0.5, 1, 1.02, 1.08},
-    {"by_nvme_with_half_on_nvme", Bound::nvme, 0.5, 1, 1.06, 1.08},
-    {"by_all_with_half_on_nvme", Bound::all, 0.5, 1, 1.03, 1.08},
+    {"by_computation_with_parameters_on_host", Bound::computation, 0, 1, 1.03, 1.02},
+    {"by_links_with_parameters_on_host", Bound::link, 0, 1, 1.00, 1.02},
+    {"by_nvme_with_parameters_on_host", Bound::nvme, 0, 1, 1.02, 1.02},
+    {"by_all_with_parameters_on_host", Bound::all, 0, 1, 1.03, 1.02},
+    {"by_computation_with_parameters_on_nvme", Bound::computation, 1, 1, 1.01, 1.05},
+    {"by_links_with_parameters_on_nvme", Bound::link, 1, 1, 1.01, 1.05},
+    {"by_nvme_with_parameters_on_nvme", Bound::nvme, 1, 1, 1.01, 1.05},
+    {"by_all_with_parameters_on_nvme", Bound::all, 1, 1, 1.01, 1.05},
+    {"by_computation_with_half_on_nvme", Bound::computation, 0.5, 1, 1.01, 1.05},
+    {"by_links_with_half_on_nvme", Bound::link, 0.5, 1, 1.00, 1.05},
+    {"by_nvme_with_half_on_nvme", Bound::nvme, 0.5, 1, 1.04, 1.05},
+    {"by_all_with_half_on_nvme", Bound::all, 0.5, 1, 1.01, 1.05},
     {"by_computation_in_four_micro_batches", Bound::computation, 0, 4, 1.04, 1.05},
     {"by_links_in_four_micro_batches", Bound::link, 0, 4, 1.05, 1.05},
-    {"by_nvme_in_four_micro_batches", Bound::nvme, 0, 4, 1.04, 1.05},
+    {"by_nvme_in_four_micro_batches", Bound::nvme, 0, 4, 1.03, 1.05},
     {"by_all_in_four_micro_batches", Bound::all, 0, 4, 1.04, 1.05},
 };
 
@@ -151,7 +152,9 @@ INSTANTIATE_TEST_SUITE_P(Bound, VirtualSteps, testing::ValuesIn(kCases),
 TEST(VirtualStep, takes_longer_where_few_blocks_can_wait_for_the_drive) {
   VirtualStep::Options step = step_of(Bound::link, 1);
   step.links.staging_blocks_each_way = 4;
-  EXPECT_GT(times_its_floor(step), 1.06);
+  const double with_few = times_its_floor(step);
+  step.links.staging_blocks_each_way = 16;
+  EXPECT_GT(with_few, 1.05 * times_its_floor(step));
 }
 
 /// A step of a second on a drive that answers 8 ms late.
