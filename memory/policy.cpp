@@ -392,6 +392,7 @@ void Policy::check_invariants() const {
       require(copy.state != CopyState::reserved || tier == info.home, "only a home keeps room without bytes");
       require(copy.outgoing == 0 || copy.readable(), "a transfer reads a copy that is there");
     }
+    require(!chunk.waits_for_update || chunk.at(Tier::device).readable(), "what waits on the device is there");
   }
   require(arriving == in_flight_, "every transfer in flight arrives somewhere");
   require(outgoing <= in_flight_, "every copy being read is read by a transfer");

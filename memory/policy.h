@@ -24,9 +24,9 @@
 /// room and into that of copies with a later use, so that what is fetched ahead never displaces what is needed sooner.
 /// Dirty copies on the device without a further use in the pass leave it at once, so that they can be dropped when
 /// their room is needed: to a home on the host, or to the host on their way to NVMe. There they stay until their room
-/// is needed, so that what is needed first need not be written and read. Nor need be the last of those for which the
-/// host will have no room when the step ends: they stay on the device, in half of what it has for chunks, and an update
-/// has them leave it when the host has room.
+/// is needed, so that what is needed first need not be written and read. Of gradients at home on NVMe those that the
+/// update takes next, after as much as the host has room for, stay on the device until it has room for them, in at most
+/// three fifths of what the device has for chunks that do not rest there.
 ///
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
@@ -317,15 +317,17 @@ class Policy {
   std::uint64_t distance_of_write(ChunkId id, Tier tier) const;
   /// Finds by when what is announced is due.
   void time_updates();
-  /// Finds which of the chunks that the program will be done with in this pass are to wait for their update.
+  /// Finds which gradients are to wait on the device for their update, if it goes like the last.
   void plan_waiting();
+  /// What chunks that do not rest on the tier could take there beside the program, if that takes so much.
+  std::uint64_t room_of_guests(Tier tier, std::uint64_t program_peak) const;
   /// Throws LogicError unless what `is_settled_` says is true.
   void check_settled() const;
   /// Starts evictions until `bytes` are free or on their way to be. False if there is nothing to wait for.
   bool make_room(Tier tier, const Rooms& rooms);
-  /// Starts evictions until there is room for the chunk, of copies that are used later than it; none where those are
-  /// too few, for they would be brought again into the room that they leave.
-  void make_room_patiently(ChunkId id, Tier tier);
+  /// Starts evictions until the host has room for the chunk, of copies that are used later than it; none where those
+  /// are too few, for they would be brought again into the room that they leave.
+  void make_room_patiently(ChunkId id);
   /// Whether the request rather waits than takes the room of what is used sooner.
   bool is_patient(const Request& request) const;
   /// The request waits for room that is on its way to be free.
@@ -347,8 +349,8 @@ class Policy {
   bool is_made_anew_before_use(ChunkId id, Tier tier) const;
   /// Of an activation, as far as is known: it is not wanted again, and dies with what has read it.
   bool was_read_in_pass(ChunkId id) const;
-  /// What the copies take that can be evicted now and have a next use beyond `distance`.
-  std::uint64_t could_leave(Tier tier, std::uint64_t distance) const;
+  /// What the copies on the host take that can be evicted now and have a next use beyond `distance`.
+  std::uint64_t could_leave_host(std::uint64_t distance) const;
   /// Whether the copy can be evicted now.
   bool can_leave(ChunkId id, Tier tier) const;
   void vacate(ChunkId id, Tier tier);
@@ -396,12 +398,7 @@ class Policy {
   /// beginning of its pass, and around its end: in their order, so that room is made for what comes first. None if
   /// unknown.
   std::vector<std::size_t> due_;
-  /// Chunks at home on NVMe that are used for the last time before the cursor comes to [from, until) wait for their
-  /// update.
-  struct {
-    std::size_t from = 0;
-    std::size_t until = 0;
-  } waiting_;
+  std::vector<ChunkId> may_wait_;  ///< on the device for their update, once the program is done with them in this pass
   bool updates_awaited_ = false;
   bool was_served_ = false;  ///< see take_was_served
   /// Nobody waits, all that can be done ahead is under way, and nothing that `advance` looks at has changed since: it

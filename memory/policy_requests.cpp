@@ -284,7 +284,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
     }
     const Rooms rooms = rooms_of(chunk.info(), access.tier);
     if (is_patient(request)) {
-      make_room_patiently(access.chunk, access.tier);
+      make_room_patiently(access.chunk);
       return false;
     }
     if (!make_room(access.tier, rooms)) {

@@ -119,26 +119,26 @@ std::uint64_t Policy::being_cleaned(Tier tier, std::uint64_t distance) const {
   return bytes;
 }
 
-std::uint64_t Policy::could_leave(Tier tier, std::uint64_t distance) const {
+std::uint64_t Policy::could_leave_host(std::uint64_t distance) const {
   std::uint64_t bytes = 0;
-  for (const ChunkId guest : guests_[index_of(tier)]) {
-    if (can_leave(guest, tier) && distance_of(guest, tier) > distance) {
-      bytes += chunks_[guest].info().room_bytes[index_of(tier)];
+  for (const ChunkId guest : guests_[index_of(Tier::host)]) {
+    if (can_leave(guest, Tier::host) && distance_of(guest, Tier::host) > distance) {
+      bytes += chunks_[guest].info().room_bytes[index_of(Tier::host)];
     }
   }
   return bytes;
 }
 
-void Policy::make_room_patiently(ChunkId id, Tier tier) {
-  const Rooms rooms = rooms_of(chunks_[id].info(), tier);  // not of the device: updates are elsewhere
-  const std::uint64_t distance = distance_of(id, tier);
-  if (could_leave(tier, distance) < shortage(tier, rooms).bytes) {
+void Policy::make_room_patiently(ChunkId id) {
+  const Rooms rooms = rooms_of(chunks_[id].info(), Tier::host);
+  const std::uint64_t distance = distance_of(id, Tier::host);
+  if (could_leave_host(distance) < shortage(Tier::host, rooms).bytes) {
     return;
   }
-  while (shortage(tier, rooms).bytes > 0) {
-    evict(victim(tier, distance, false).value(), tier, TransferPriority::write_back);
+  while (shortage(Tier::host, rooms).bytes > 0) {
+    evict(victim(Tier::host, distance, false).value(), Tier::host, TransferPriority::write_back);
   }
-  lanes_[index_of(tier)].short_of_room = true;
+  lanes_[index_of(Tier::host)].short_of_room = true;
 }
 
 void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
@@ -166,6 +166,7 @@ void Policy::evict(ChunkId id, Tier tier, TransferPriority priority) {
 
 void Policy::vacate(ChunkId id, Tier tier) {
   chunks_[id].step(tier, CopyStep::vacate);
+  chunks_[id].waits_for_update = chunks_[id].waits_for_update && tier != Tier::device;
   if (tier != chunks_[id].info().home) {
     std::vector<ChunkId>& guests = guests_[index_of(tier)];
     guests.erase(std::find(guests.begin(), guests.end(), id));

@@ -74,7 +74,8 @@ class Residency {
   bool update_queued = false;
   /// Its bytes are those it began with: nothing is lost when every copy is dropped.
   bool blank = false;
-  /// Its only copy stays on the device until an update wants it, or its room is wanted at once.
+  /// As long as no other copy holds its bytes, that on the device stays until an update wants it, or its room is wanted
+  /// at once.
   bool waits_for_update = false;
   /// It is on its way from the device to NVMe and leaves the host as soon as it is there.
   bool passes_host = false;

@@ -77,6 +77,7 @@ class Training {
     for (int step = 0; step < steps_of_each; ++step) {
       if (one_in(6)) evaluate();
       forward_and_backward();
+      for (const Layer& layer : layers_) waited_ = waited_ || driver_.policy().chunk(layer.gradient).waits_for_update;
       finish_updates();
       begin_updates();
       if (one_in(3)) update_out_of_turn();
@@ -90,6 +91,7 @@ class Training {
     finish_updates();
     come_to_rest();
   }
+  bool gradients_waited() const { return waited_; }
 
  private:
   struct Homes {
@@ -262,6 +264,7 @@ class Training {
   std::vector<Layer> layers_;
   const Homes homes_;
   SimulatedDriver driver_;
+  bool waited_ = false;             ///< a gradient, on the device for its update
   std::size_t skipped_ = 0;         ///< the layer that this step does not use
   std::vector<std::size_t> order_;  ///< of the layers of the latest update
   std::set<std::size_t> owed_;      ///< of those, which are not updated
@@ -272,13 +275,17 @@ class Training {
 
 TEST(Replay, a_random_training_is_granted_all_and_comes_to_rest) {
   const std::uint64_t first = test_seed();
+  int waited = 0;
   for (std::uint64_t seed = first; seed < first + models; ++seed) {
     try {
-      Training(seed).run();
+      Training training(seed);
+      training.run();
+      waited += training.gradients_waited() ? 1 : 0;
     } catch (const std::exception& error) {
       FAIL() << error.what() << "; TERRACE_TEST_SEED=" << seed << " repeats it";
     }
   }
+  EXPECT_GT(waited, models / 50) << "gradients are to have waited on the device for their update in some";
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct Program {
   void (*run)(World&);
   const char* refused_with = nullptr;  ///< part of the message, of the few that are refused
   bool recomputes = false;             ///< its blocks run again in backward
+  bool wants_all = false;              ///< one op wants all parameters, so that only gradients ever have to leave
 };
 
 std::vector<Program> gradient_programs();
