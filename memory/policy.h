@@ -26,7 +26,7 @@
 /// their room is needed: to a home on the host, or to the host on their way to NVMe. There they stay until their room
 /// is needed, so that what is needed first need not be written and read. Of gradients at home on NVMe those that the
 /// update takes next, after as much as the host has room for, stay on the device until it has room for them, in at most
-/// three fifths of what the device has for chunks that do not rest there.
+/// half of what the device has for chunks that do not rest there.
 ///
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy

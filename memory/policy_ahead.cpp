@@ -11,15 +11,16 @@ namespace {
 /// while others arrive.
 constexpr std::size_t evictions_ahead = 8;
 /// Chunks that begin without bytes are filled this many accesses ahead: until they are written, evicting one is a
-/// waste, and what they take is missing for what has to be brought. In virtual time 16 cost 1.5% more bytes to the
-/// device than 4.
-constexpr std::size_t fills_ahead = 8;
+/// waste. With 4 or 8 half a percent less is moved to the device, but steps that links bind take 2% longer on a machine
+/// that does other things too, as gradients wait for their room.
+constexpr std::size_t fills_ahead = 16;
 /// And so far is looked for such chunks.
 constexpr std::size_t entries_looked_at = 64;
-/// Of what the device has for chunks that do not rest there, so much may wait for updates, beside what comes ahead of
-/// need. In virtual time steps are shortest with a half to two thirds, and with three quarters longer than with nothing
-/// where links bind them (see tests/memory/virtual_step_test.cpp).
-constexpr std::uint64_t fifths_waiting = 3;
+/// Of what the device has for chunks that do not rest there, one part in so many may wait for updates, beside what
+/// comes ahead of need. In virtual time steps are shortest with a half to two thirds, and with three quarters longer
+/// than with nothing where links bind them (see tests/memory/virtual_step_test.cpp); in real time they are so with
+/// three fifths on a machine that does other things too.
+constexpr std::uint64_t waiting_part = 2;
 
 /// Of a chunk without bytes: what is read before it was written is brought by the program, in memory of its own (see
 /// Policy::adopt).
@@ -353,16 +354,18 @@ void Policy::plan_waiting() {
   }
   const std::uint64_t program_peak = schedule->program_peak(0, schedule->size());
   const std::uint64_t on_host = room_of_guests(Tier::host, 0);
-  const std::uint64_t on_device = room_of_guests(Tier::device, program_peak) / 5 * fifths_waiting;
-  std::uint64_t wanted_on_host = 0;  // of what comes there for updates
+  const std::uint64_t on_device = room_of_guests(Tier::device, program_peak) / waiting_part;
+  std::uint64_t wanted_on_host = 0;  // of what comes there for updates, up to here
   std::uint64_t gradients = 0;
   std::uint64_t waiting = 0;
   for (std::size_t at = 0; at < announced_.size() && gradients < on_host + on_device; ++at) {
     const ChunkId id = announced_[at].chunk;
     const ChunkInfo& info = chunks_[id].info();
-    wanted_on_host += info.home != Tier::host ? info.room_bytes[index_of(Tier::host)] : 0;
-    if (!schedule->next_write(id, 0)) {
-      continue;  // no gradient
+    const bool is_gradient = schedule->next_write(id, 0).has_value();
+    const bool is_parameter = !is_gradient && schedule->next_use(id, 0).has_value();  // which comes and goes
+    wanted_on_host += info.home != Tier::host && !is_parameter ? info.room_bytes[index_of(Tier::host)] : 0;
+    if (!is_gradient) {
+      continue;
     }
     gradients += info.bytes;
     const std::uint64_t room = info.room_bytes[index_of(Tier::device)];

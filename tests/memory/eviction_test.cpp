@@ -356,7 +356,7 @@ TEST(Eviction, no_more_waits_on_the_device_than_leaves_room_for_others_whatever_
     const Residency& chunk = world.policy().chunk(gradient);
     waiting += chunk.at(device).readable() && !chunk.is_spare(device) ? chunk.info().bytes : 0;
   }
-  EXPECT_EQ(waiting, 3 * MiB) << "after 2 and 2 for the host comes 3, and with 4 it would be more than six tenths";
+  EXPECT_EQ(waiting, 3 * MiB) << "after 2 and 2 for the host comes 3, and with 4 it would be more than half";
 }
 
 TEST(Eviction, a_chunk_that_fails_to_reach_the_host_on_its_way_to_nvme_stays_where_it_is) {
