@@ -17,9 +17,9 @@ constexpr std::size_t fills_ahead = 16;
 /// And so far is looked for such chunks.
 constexpr std::size_t entries_looked_at = 64;
 /// Of what the device has for chunks that do not rest there, one part in so many may wait for updates, beside what
-/// comes ahead of need. In virtual time steps are shortest with a half to two thirds, and with three quarters longer
-/// than with nothing where links bind them (see tests/memory/virtual_step_test.cpp); in real time they are so with
-/// three fifths on a machine that does other things too.
+/// comes ahead of need. Found by trying: in the steps of tests/memory/virtual_step.h a half to two thirds is best, and
+/// with three quarters those that links bind take longer than with nothing; in real time they do so with three fifths
+/// on a machine that does other things too.
 constexpr std::uint64_t waiting_part = 2;
 
 /// Of a chunk without bytes: what is read before it was written is brought by the program, in memory of its own (see
@@ -332,8 +332,8 @@ void Policy::clean_if_done_with(ChunkId id) {
   }
   if (chunks_[id].info().home != Tier::nvme) {
     send_home(id);
-  } else if (std::find(may_wait_.begin(), may_wait_.end(), id) != may_wait_.end() &&
-             is_made_anew_before_use(id, Tier::device)) {
+  } else if (is_made_anew_before_use(id, Tier::device) &&
+             std::find(may_wait_.begin(), may_wait_.end(), id) != may_wait_.end()) {
     chunks_[id].waits_for_update = true;
   } else {
     done_with_.push_back(id);
@@ -363,13 +363,13 @@ void Policy::plan_waiting() {
     const ChunkInfo& info = chunks_[id].info();
     const bool is_gradient = schedule->next_write(id, 0).has_value();
     const bool is_parameter = !is_gradient && schedule->next_use(id, 0).has_value();  // which comes and goes
-    wanted_on_host += info.home != Tier::host && !is_parameter ? info.room_bytes[index_of(Tier::host)] : 0;
-    if (!is_gradient) {
+    if (is_parameter || announced_.next_use(id, 0) != at) {  // a norm announces gradients before updates do
       continue;
     }
-    gradients += info.bytes;
+    wanted_on_host += info.home != Tier::host ? info.room_bytes[index_of(Tier::host)] : 0;
+    gradients += is_gradient ? info.bytes : 0;
     const std::uint64_t room = info.room_bytes[index_of(Tier::device)];
-    if (info.home == Tier::nvme && wanted_on_host > on_host && waiting + room <= on_device) {
+    if (is_gradient && info.home == Tier::nvme && wanted_on_host > on_host && waiting + room <= on_device) {
       may_wait_.push_back(id);
       waiting += room;
     }

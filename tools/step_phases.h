@@ -4,10 +4,10 @@
 /// micro-batch. What a phase needs can be moved in no other, but for parameters that the device, and parameters and
 /// gradients that the host, has room to keep over the turn between two, at which the order of use reverses: nothing of
 /// an update begins before step(), the first forward uses what the update makes, and gradients leave the device in the
-/// backward that makes them. So a step takes no less than the sum over its phases of each one's largest term, which may
-/// be well above the largest term of the whole. The last of these is a choice: gradients that the device keeps over a
-/// turn move in the next phase, or between device and host alone. Terrace keeps some for the update, and so can do with
-/// less than this; tools/least_step tells what any order of transfers could. Pure.
+/// backward that makes them. As far as that is so, a step takes no less than the sum over its phases of each one's
+/// largest term, which may be well above the largest term of the whole. The last of these is a choice: gradients that
+/// the device keeps over a turn move in the next phase, or between device and host alone. Terrace keeps some for the
+/// update, and so may do with less; tools/least_step tells what any order of transfers could. Pure.
 #pragma once
 
 #include <vector>

@@ -330,6 +330,24 @@ TEST(Eviction, nothing_waits_on_the_device_whose_update_comes_late) {
   }
 }
 
+TEST(Eviction, nothing_waits_on_the_device_that_the_host_has_room_for_though_a_norm_reads_it_before_the_update) {
+  World world(4, 5, 16, 4);
+  const auto gradients = world.chunks(4, nvme);  // less than there is room for, and twice as many are more
+  for (const ChunkId gradient : gradients) world.discard(gradient);
+  std::vector<ChunkId> twice = gradients;
+  twice.insert(twice.end(), gradients.begin(), gradients.end());
+  world.announce(twice);
+  std::vector<ChunkAccess> accesses;
+  for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
+    accesses.push_back({*gradient, device, writing});
+  }
+  world.learn(accesses);
+  world.run();
+  world.pass(accesses);
+  world.run();
+  for (const ChunkId gradient : gradients) EXPECT_EQ(world.state(gradient, host), CopyState::valid) << gradient;
+}
+
 TEST(Eviction, no_more_waits_on_the_device_than_leaves_room_for_others_whatever_the_sizes) {
   World world(10, 4, 64, 4);
   std::vector<ChunkId> gradients;

@@ -285,7 +285,7 @@ TEST(Replay, a_random_training_is_granted_all_and_comes_to_rest) {
       FAIL() << error.what() << "; TERRACE_TEST_SEED=" << seed << " repeats it";
     }
   }
-  EXPECT_GT(waited, models / 50) << "gradients are to have waited on the device for their update in some";
+  EXPECT_GT(waited, models / 50) << "gradients wait on the device for their update in about one of seven";
 }
 
 }  // namespace

@@ -87,7 +87,8 @@ double floor_seconds(const VirtualStep::Options& step) {
 }
 
 /// A step for which what it is bound by takes a second, if it never pauses, and the rest two thirds of that; where all
-/// bind, the links take a little less than computation. A seventh of the parameters fits on the device.
+/// bind, the links take a little less than computation. An update takes no longer for further micro-batches. A seventh
+/// of the parameters fits on the device.
 VirtualStep::Options step_of(Bound bound, double nvme_share, int micro_batches = 1) {
   VirtualStep::Options step{.parameter_chunks = 72,
                             .device_chunks = 10,

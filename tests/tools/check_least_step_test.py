@@ -44,6 +44,15 @@ class LeastStep(unittest.TestCase):
         drive_bound = case_of("balanced", 2**20, 0.9, 0.1, 0.45)
         self.assertEqual(self.least(link_bound, drive_bound), [0.5 + 0.6, 0.45 + 0.6])
 
+    def test_parameters_on_nvme_pass_the_drive_for_the_update_and_for_backward(self):
+        # The update reads gradients and parameters, and writes these; backward reads parameters and writes gradients.
+        [least] = self.least(case_of("nvme-bound-nvme", 2**20, 0.01, 0.01, 0.2))
+        self.assertAlmostEqual(least, 5 * 0.2, places=3)
+
+    def test_nothing_passes_the_drive_where_there_is_room_for_all(self):
+        [least] = self.least(case_of("nvme-bound-nvme", 12, 0.3, 0.1, 0.5))
+        self.assertAlmostEqual(least, 0.1 + 0.2, places=3)
+
     def test_a_step_waits_for_its_update_before_anything_comes_that_it_changes(self):
         self.assertEqual(self.least(case_of("balanced", 2**20, 0.9, 0.01, 0.01, update=0.7)), [1.3])
 
