@@ -139,6 +139,12 @@ TEST(Eviction, what_the_pass_writes_several_times_in_a_row_is_written_home_after
   expect_written_home_after_the_last_write({writing, writing, writing, reading});
 }
 
+std::vector<ChunkAccess> written_in_reverse(const std::vector<ChunkId>& chunks) {
+  std::vector<ChunkAccess> accesses;
+  for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk) accesses.push_back({*chunk, device, writing});
+  return accesses;
+}
+
 /// Gradients at home on NVMe, updated on the host in order, and made on the device in the opposite one.
 struct Backward : World {
   Backward(int count, std::uint64_t host_mib) : World(4, host_mib, 16, 4) {
@@ -146,10 +152,7 @@ struct Backward : World {
     for (const ChunkId gradient : gradients) discard(gradient);
     run();
     announce(gradients);
-    std::vector<ChunkAccess> accesses;
-    for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
-      accesses.push_back({*gradient, device, writing});
-    }
+    const std::vector<ChunkAccess> accesses = written_in_reverse(gradients);
     learn(accesses);
     run();
     pass_updates();
@@ -250,9 +253,8 @@ struct ForwardAndBackward : World {
   ForwardAndBackward() : World(4, 6, 16, 4) {
     for (const ChunkId gradient : gradients) discard(gradient);
     announce(gradients);
-    for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
-      accesses.push_back({*gradient, device, writing});
-    }
+    const auto written = written_in_reverse(gradients);
+    accesses.insert(accesses.end(), written.begin(), written.end());
   }
   void train() {
     learn(accesses);
@@ -317,10 +319,7 @@ TEST(Eviction, nothing_waits_on_the_device_whose_update_comes_late) {
   for (int i = 0; i < layers; ++i) gradients.push_back(world.chunk(i < 13 ? host : nvme, Kind::gradient));
   for (const ChunkId gradient : gradients) world.discard(gradient);
   world.announce(gradients);
-  std::vector<ChunkAccess> accesses;
-  for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
-    accesses.push_back({*gradient, device, writing});
-  }
+  const std::vector<ChunkAccess> accesses = written_in_reverse(gradients);
   world.learn(accesses);
   world.run();
   for (const ChunkAccess& access : accesses) {
@@ -337,10 +336,7 @@ TEST(Eviction, nothing_waits_on_the_device_that_the_host_has_room_for_though_a_n
   std::vector<ChunkId> twice = gradients;
   twice.insert(twice.end(), gradients.begin(), gradients.end());
   world.announce(twice);
-  std::vector<ChunkAccess> accesses;
-  for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
-    accesses.push_back({*gradient, device, writing});
-  }
+  const std::vector<ChunkAccess> accesses = written_in_reverse(gradients);
   world.learn(accesses);
   world.run();
   world.pass(accesses);
@@ -359,10 +355,7 @@ TEST(Eviction, no_more_waits_on_the_device_than_leaves_room_for_others_whatever_
                                          .room_bytes = {mib * MiB, mib * MiB, mib * MiB}}));
   }
   world.announce(gradients);
-  std::vector<ChunkAccess> accesses;
-  for (auto gradient = gradients.rbegin(); gradient != gradients.rend(); ++gradient) {
-    accesses.push_back({*gradient, device, writing});
-  }
+  const std::vector<ChunkAccess> accesses = written_in_reverse(gradients);
   world.learn(accesses);
   world.run();
   for (const ChunkId gradient : gradients) world.discard(gradient);

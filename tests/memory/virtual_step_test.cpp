@@ -31,7 +31,7 @@ std::ostream& operator<<(std::ostream& out, const Case& of) { return out << of.n
 /// What one part of a step cannot do without. Nothing of an update can begin before step(), gradients come in backward,
 /// and the first forward reads what the update makes: so none of it can be moved in another part, but for what the
 /// device and the host have room to keep over the turn between two, at which the order of use reverses. Gradients are
-/// taken to leave the device in backward. The policy keeps the last of them there for the update, so that a step can be
+/// taken to leave the device in backward. The policy keeps some of them there for the update, so that a step can be
 /// below this floor, and move fewer bytes than these.
 struct Phase {
   double compute_share = 0;
@@ -87,15 +87,14 @@ double floor_seconds(const VirtualStep::Options& step) {
 }
 
 /// A step for which what it is bound by takes a second, if it never pauses, and the rest two thirds of that; where all
-/// bind, the links take a little less than computation. An update takes no longer for further micro-batches. A seventh
-/// of the parameters fits on the device.
+/// bind, the links take a little less than computation. A seventh of the parameters fits on the device.
 VirtualStep::Options step_of(Bound bound, double nvme_share, int micro_batches = 1) {
   VirtualStep::Options step{.parameter_chunks = 72,
                             .device_chunks = 10,
                             .host_chunks = 8,
                             .nvme_share = nvme_share,
                             .micro_batches = micro_batches,
-                            .update_seconds = 0.2 / micro_batches};
+                            .update_seconds = 0.2};
   const auto seconds = [&](Bound part, double where_all) {
     return bound == part ? 1.0 : bound == Bound::all ? where_all : 0.65;
   };
@@ -153,9 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Bound, VirtualSteps, testing::ValuesIn(kCases),
 TEST(VirtualStep, takes_longer_where_few_blocks_can_wait_for_the_drive) {
   VirtualStep::Options step = step_of(Bound::link, 1);
   step.links.staging_blocks_each_way = 4;
-  const double with_few = times_its_floor(step);
-  step.links.staging_blocks_each_way = 16;
-  EXPECT_GT(with_few, 1.05 * times_its_floor(step));
+  EXPECT_GT(times_its_floor(step), 1.06);
 }
 
 /// A step of a second on a drive that answers 8 ms late.

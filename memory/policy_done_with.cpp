@@ -1,0 +1,142 @@
+// What the program is done with on the device in this pass: what of it leaves, by which way, and what waits there.
+#include <algorithm>
+
+#include "memory/policy.h"
+
+namespace terrace {
+namespace {
+
+/// Of what the device has for chunks that do not rest there, one part in so many may wait for updates, beside what
+/// comes ahead of need. Found by trying: in the steps of tests/memory/virtual_step.h a half to two thirds is best, and
+/// with three quarters those that links bind take longer than with nothing; in real time they do so with three fifths
+/// on a machine that does other things too.
+constexpr std::uint64_t waiting_part = 2;
+
+}  // namespace
+
+bool Policy::is_done_with(ChunkId id) const {
+  const Residency& chunk = chunks_[id];
+  const Residency::Copy& copy = chunk.at(Tier::device);
+  const Residency::Copy& home = chunk.at(chunk.info().home);
+  const Forecast& forecast = lanes_[index_of(Tier::device)].forecast;
+  return home.state == CopyState::reserved && copy.state == CopyState::valid && copy.pins == 0 && prefetch_depth_ > 0 &&
+         !failure_ && home.failed_writes == 0 && !chunk.is_spare(Tier::device) && !chunk.discard_when_idle &&
+         (chunk.info().home == Tier::host || chunk.at(Tier::host).state == CopyState::absent) &&
+         (chunk.info().kind == Kind::activation ? chunk.is_expected_to_leave
+                                                : forecast.schedule() != nullptr && !forecast.used_again(id));
+}
+
+void Policy::clean_if_done_with(ChunkId id) {
+  if (!is_done_with(id)) {
+    return;
+  }
+  if (chunks_[id].info().home != Tier::nvme) {
+    send_home(id);
+  } else if (is_made_anew_before_use(id, Tier::device) &&
+             std::find(may_wait_.begin(), may_wait_.end(), id) != may_wait_.end()) {
+    chunks_[id].waits_for_update = true;
+  } else {
+    done_with_.push_back(id);
+    is_settled_ = false;
+  }
+}
+
+void Policy::plan_waiting() {
+  const Schedule* schedule = lanes_[index_of(Tier::device)].forecast.schedule();
+  const bool will_update = schedule != nullptr && schedule->ends_with_step() && prefetch_depth_ > 0;
+  may_wait_.clear();
+  for (const ChunkId id : guests_[index_of(Tier::device)]) {
+    chunks_[id].waits_for_update =
+        chunks_[id].waits_for_update && will_update && announced_.next_use(id, 0).has_value();
+  }
+  if (!will_update) {
+    return;
+  }
+  const std::uint64_t program_peak = schedule->program_peak(0, schedule->size());
+  const std::uint64_t on_host = room_of_guests(Tier::host, 0);
+  const std::uint64_t on_device = room_of_guests(Tier::device, program_peak) / waiting_part;
+  std::uint64_t wanted_on_host = 0;  // of what comes there for updates, up to here
+  std::uint64_t gradients = 0;
+  std::uint64_t waiting = 0;
+  for (std::size_t at = 0; at < announced_.size() && gradients < on_host + on_device; ++at) {
+    const ChunkId id = announced_[at].chunk;
+    const ChunkInfo& info = chunks_[id].info();
+    const bool is_gradient = schedule->next_write(id, 0).has_value();
+    const bool is_parameter = !is_gradient && schedule->next_use(id, 0).has_value();  // which comes and goes
+    if (is_parameter || announced_.next_use(id, 0) != at) {  // a norm announces gradients before updates do
+      continue;
+    }
+    wanted_on_host += info.home != Tier::host ? info.room_bytes[index_of(Tier::host)] : 0;
+    gradients += is_gradient ? info.bytes : 0;
+    const std::uint64_t room = info.room_bytes[index_of(Tier::device)];
+    if (is_gradient && info.home == Tier::nvme && wanted_on_host > on_host && waiting + room <= on_device) {
+      may_wait_.push_back(id);
+      waiting += room;
+    }
+  }
+}
+
+std::uint64_t Policy::room_of_guests(Tier tier, std::uint64_t program_peak) const {
+  const std::size_t at = index_of(tier);
+  Rooms guests;
+  for (const ChunkId id : guests_[at]) {
+    guests += rooms_of(chunks_[id].info(), tier);
+  }
+  const std::uint64_t program = budgets_[at]->used() - chunk_bytes_[at];
+  const std::uint64_t room = budgets_[at]->free() + vacating_bytes_[at] + guests.bytes;
+  const std::uint64_t beside_program = room - std::min(room, program_peak - std::min(program_peak, program));
+  return tier == Tier::device ? std::min(beside_program, device_chunk_limit_ - (limited_bytes_ - guests.limited))
+                              : beside_program;
+}
+
+void Policy::send_home(ChunkId id) {
+  start_transfer({.chunk = id,
+                  .fill = false,
+                  .from = Tier::device,
+                  .to = chunks_[id].info().home,
+                  .priority = TransferPriority::write_back});
+}
+
+void Policy::clean_by_host() {
+  for (; !done_with_.empty(); done_with_.pop_front()) {
+    const ChunkId id = done_with_.front();
+    if (!is_done_with(id)) {
+      continue;
+    }
+    const std::uint64_t room_bytes = chunks_[id].info().room_bytes[index_of(Tier::host)];
+    const bool stays = room_to_stay_on_host(id) != Room::none;
+    const Room room = room_now(room_bytes, Tier::host);
+    if (room == Room::coming) {
+      return;
+    }
+    if (room == Room::there && try_take_room(id, Tier::host)) {
+      chunks_[id].passes_host = !stays;
+      passing_bytes_ += stays ? 0 : room_bytes;
+      start_arrival(id, Tier::host, TransferPriority::write_back);
+    } else {
+      send_home(id);
+    }
+  }
+}
+
+Policy::Room Policy::room_to_stay_on_host(ChunkId id) {
+  const Lane& host = lanes_[index_of(Tier::host)];
+  const auto use = host.forecast.next_use(id);
+  if (!use || host.short_of_room) {
+    return Room::none;
+  }
+  return make_room_ahead(rooms_of(chunks_[id].info(), Tier::host), Tier::host, *use, distance_of(id, Tier::host));
+}
+
+Policy::Room Policy::room_now(std::uint64_t bytes, Tier tier) const {
+  const std::size_t at = index_of(tier);
+  if (lanes_[at].short_of_room) {
+    return Room::none;
+  }
+  const std::uint64_t free = budgets_[at]->capacity() - budgets_[at]->used();
+  return free >= bytes                                              ? Room::there
+         : free + vacating_bytes_[at] + leaving_bytes_[at] >= bytes ? Room::coming
+                                                                    : Room::none;
+}
+
+}  // namespace terrace
