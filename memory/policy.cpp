@@ -243,6 +243,7 @@ void Policy::follow_pass() {
   lanes_[index_of(Tier::device)].forecast.follow(book_.current());
   time_updates();
   plan_waiting();
+  plan_leaving();
   look_ahead_again(Tier::device);
   is_settled_ = false;
 }

@@ -28,6 +28,11 @@
 /// update takes next, after as much as the host has room for, stay on the device until it has room for them, in at most
 /// half of what the device has for chunks that do not rest there.
 ///
+/// What a pass writes and uses again after long, as gradients that each micro-batch adds to, stays on the host between,
+/// as far as that has room for what is away at once. One spares as many transfers as another, so it is one of every
+/// few. Were it those that leave last, or first, the drive would have all of its work in one part of a backward and
+/// none in the other.
+///
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
 /// of it stays until its room is wanted. So what the device has room for is not written out. Nor is what has been read,
@@ -300,7 +305,7 @@ class Policy {
   void clean_if_done_with(ChunkId id);
   void clean_by_host();
   /// Room on the host for a chunk that leaves the device and rests on NVMe, free or that of copies which are used
-  /// later.
+  /// later; none where it is planned otherwise.
   Room room_to_stay_on_host(ChunkId id);
   /// Whether the chunk was on its way to the host only to leave it again; it is not any more.
   bool stop_passing(ChunkId id);
@@ -320,6 +325,12 @@ class Policy {
   void time_updates();
   /// Finds which gradients are to wait on the device for their update, if it goes like the last.
   void plan_waiting();
+  /// Finds which of the chunks that leave the device for long, and come back in the same pass, do so straight to NVMe:
+  /// those between the ones that are spread evenly over the pass and have the host's room meanwhile.
+  void plan_leaving();
+  /// By chunk, of those at home on NVMe that are updated: the most bytes of accesses between two uses of the pass, when
+  /// it has been written.
+  std::vector<std::uint64_t> bytes_while_away(const Schedule& schedule) const;
   /// What chunks that do not rest on the tier could take there beside the program, if that takes so much.
   std::uint64_t room_of_guests(Tier tier, std::uint64_t program_peak) const;
   /// Throws LogicError unless what `is_settled_` says is true.
@@ -400,6 +411,7 @@ class Policy {
   /// unknown.
   std::vector<std::size_t> due_;
   std::vector<ChunkId> may_wait_;  ///< on the device for their update, once the program is done with them in this pass
+  std::vector<ChunkId> straight_to_nvme_;  ///< where they go between their uses in this pass; in order of id
   bool updates_awaited_ = false;
   bool was_served_ = false;  ///< see take_was_served
   /// Nobody waits, all that can be done ahead is under way, and nothing that `advance` looks at has changed since: it

@@ -97,7 +97,9 @@ bool Policy::look_ahead_until(std::size_t end, Tier tier) {
     if (with_device && !look_ahead_for_device()) {
       return false;
     }
-    if (!wanted_ahead(id, tier)) {  // the device may have been what it is brought for
+    const bool is_of_next_update = tier == Tier::host && lane.planned >= schedule.size();
+    // The device may have been what it is brought for, or is about to change it.
+    if (!wanted_ahead(id, tier) || (is_of_next_update && lanes_[index_of(Tier::device)].forecast.written_again(id))) {
       continue;
     }
     if (lane.ahead >= prefetch_depth_ ||
@@ -264,11 +266,12 @@ Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const 
       room += rooms_of(chunks_[id].info(), tier);
     }
   }
-  // What is announced again comes from the device, by the end of this pass.
+  // What is announced again and is made, or made anew, on the device comes from there by the end of this pass.
   for (std::size_t at = 0; tier == Tier::host && at + schedule.size() < position; ++at) {
-    const Residency& chunk = chunks_[schedule[at].chunk];
-    if (!chunk.removed && chunk.at(Tier::host).state == CopyState::absent && !chunk.at(Tier::nvme).readable() &&
-        schedule.next_use(schedule[at].chunk, 0) == at) {
+    const ChunkId id = schedule[at].chunk;
+    const Residency& chunk = chunks_[id];
+    const bool comes = !chunk.at(Tier::nvme).readable() || lanes_[index_of(Tier::device)].forecast.written_again(id);
+    if (comes && !chunk.removed && chunk.at(Tier::host).state == CopyState::absent && schedule.next_use(id, 0) == at) {
       room += rooms_of(chunk.info(), tier);
     }
   }

@@ -1,5 +1,6 @@
-// What the program is done with on the device in this pass: what of it leaves, by which way, and what waits there.
+// What leaves the device because the program is done with it, for this pass or for long: by which way, and what waits.
 #include <algorithm>
+#include <iterator>
 
 #include "memory/policy.h"
 
@@ -76,6 +77,73 @@ void Policy::plan_waiting() {
   }
 }
 
+std::vector<std::uint64_t> Policy::bytes_while_away(const Schedule& schedule) const {
+  std::vector<std::uint64_t> most(chunks_.size());
+  std::vector<std::uint64_t> used(chunks_.size());  // after so many bytes of accesses
+  std::vector<bool> is_written(chunks_.size());
+  std::uint64_t bytes = 0;
+  for (std::size_t at = 0; at < schedule.size(); ++at) {
+    const ChunkId id = schedule[at].chunk;
+    const ChunkInfo& info = chunks_[id].info();
+    if (info.home == Tier::nvme && announced_.next_use(id, 0).has_value()) {
+      most[id] = is_written[id] ? std::max(most[id], bytes - used[id]) : 0;
+      is_written[id] = is_written[id] || schedule[at].mode == Access::write;
+      used[id] = bytes;
+    }
+    bytes += info.room_bytes[index_of(Tier::device)];
+  }
+  return most;
+}
+
+void Policy::plan_leaving() {
+  straight_to_nvme_.clear();
+  const Schedule* schedule = lanes_[index_of(Tier::device)].forecast.schedule();
+  if (schedule == nullptr || prefetch_depth_ == 0) {
+    return;
+  }
+  const std::vector<std::uint64_t> away = bytes_while_away(*schedule);
+  std::vector<std::uint64_t> long_away;
+  const std::uint64_t device_room = room_of_guests(Tier::device, schedule->program_peak(0, schedule->size()));
+  std::copy_if(away.begin(), away.end(), std::back_inserter(long_away),
+               [&](std::uint64_t bytes) { return bytes > device_room; });
+  if (long_away.empty()) {
+    return;
+  }
+  const auto middle = long_away.begin() + static_cast<std::ptrdiff_t>(long_away.size() / 2);
+  std::nth_element(long_away.begin(), middle, long_away.end());
+  const auto leaves = [&](ChunkId id) { return away[id] > std::max(device_room, *middle / 2); };
+  const auto room_of = [&](ChunkId id) { return chunks_[id].info().room_bytes[index_of(Tier::host)]; };
+  std::vector<ChunkId> leaving;  // in the order of their last uses
+  std::vector<bool> is_away(chunks_.size());
+  std::uint64_t wanted = 0;  // by them, of the host
+  std::uint64_t most_wanted = 0;
+  for (std::size_t at = 0; at < schedule->size(); ++at) {
+    const ChunkId id = (*schedule)[at].chunk;
+    if (leaves(id)) {
+      wanted -= is_away[id] ? room_of(id) : 0;
+      is_away[id] = schedule->next_use(id, at + 1).has_value();
+      wanted += is_away[id] ? room_of(id) : 0;
+      most_wanted = std::max(most_wanted, wanted);
+      if (!is_away[id]) {
+        leaving.push_back(id);
+      }
+    }
+  }
+  const double share =
+      std::min(1.0, static_cast<double>(room_of_guests(Tier::host, 0)) / static_cast<double>(most_wanted));
+  double may_stay = static_cast<double>(room_of(leaving.front())) / 2;  // bytes, of those up to here
+  for (const ChunkId id : leaving) {
+    const auto room = static_cast<double>(room_of(id));
+    may_stay += share * room;
+    if (may_stay >= room) {
+      may_stay -= room;
+    } else {
+      straight_to_nvme_.push_back(id);
+    }
+  }
+  std::sort(straight_to_nvme_.begin(), straight_to_nvme_.end());
+}
+
 std::uint64_t Policy::room_of_guests(Tier tier, std::uint64_t program_peak) const {
   const std::size_t at = index_of(tier);
   Rooms guests;
@@ -125,7 +193,14 @@ Policy::Room Policy::room_to_stay_on_host(ChunkId id) {
   if (!use || host.short_of_room) {
     return Room::none;
   }
-  return make_room_ahead(rooms_of(chunks_[id].info(), Tier::host), Tier::host, *use, distance_of(id, Tier::host));
+  std::size_t until = *use;
+  if (lanes_[index_of(Tier::device)].forecast.used_again(id)) {
+    if (std::binary_search(straight_to_nvme_.begin(), straight_to_nvme_.end(), id)) {
+      return Room::none;
+    }
+    until = std::min(until, host.forecast.schedule()->size());  // the device has it back before that
+  }
+  return make_room_ahead(rooms_of(chunks_[id].info(), Tier::host), Tier::host, until, distance_of(id, Tier::host));
 }
 
 Policy::Room Policy::room_now(std::uint64_t bytes, Tier tier) const {

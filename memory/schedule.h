@@ -89,6 +89,11 @@ class Forecast {
   bool used_again(ChunkId chunk) const {
     return schedule_ != nullptr && (in_use(chunk) || schedule_->next_use(chunk, cursor_).has_value());
   }
+  /// And written.
+  bool written_again(ChunkId chunk) const {
+    return schedule_ != nullptr && ((in_use(chunk) && (*schedule_)[cursor_ - 1].mode == Access::write) ||
+                                    schedule_->next_write(chunk, cursor_).has_value());
+  }
 
  private:
   /// Whether the latest entry is the chunk's and stands for more accesses than were seen.

@@ -196,6 +196,33 @@ struct LongBackward : Backward {
   const std::vector<ChunkId> last = part(4, 7);
 };
 
+TEST(Eviction, of_what_a_pass_writes_again_one_of_every_few_stays_on_the_host_as_far_as_that_has_room) {
+  World world(2, 4, 16, 4);
+  const auto gradients = world.chunks(8, nvme);
+  world.announce(gradients);
+  std::vector<ChunkAccess> micro_batch;
+  for (const ChunkId gradient : gradients) micro_batch.push_back({gradient, device, writing});
+  std::vector<ChunkAccess> twice = micro_batch;
+  twice.insert(twice.end(), micro_batch.begin(), micro_batch.end());
+  world.learn(twice);
+  world.run();
+  for (const ChunkId gradient : gradients) {
+    world.use(gradient, host, reading);  // the update
+    world.discard(gradient);
+    world.run();
+  }
+  world.take_actions();
+  for (const ChunkAccess& access : micro_batch) {
+    world.pass({access});
+    world.run();
+  }
+  const auto actions = world.take_actions();
+  for (std::size_t i = 0; i < 6; ++i) {  // the device has had the last two all the time
+    EXPECT_THAT(actions, Contains(moves(gradients[i], device, i % 2 == 0 ? host : nvme))) << i;
+    EXPECT_THAT(actions, Not(Contains(moves(gradients[i], device, i % 2 == 0 ? nvme : host)))) << i;
+  }
+}
+
 TEST(Eviction, what_the_update_needs_last_passes_the_host_on_its_way_to_nvme) {
   LongBackward world;
   const auto actions = world.take_actions();

@@ -112,6 +112,32 @@ TEST(Prefetch, what_the_device_writes_again_leaves_it_for_the_host_as_far_as_tha
   }
 }
 
+TEST(Prefetch, what_the_device_is_about_to_write_is_not_read_for_the_update_after_that) {
+  World world(2, 8, 64, 4);
+  const auto parameters = world.chunks(4, host);
+  const auto gradients = world.chunks(4, nvme);
+  world.announce(gradients);
+  std::vector<ChunkAccess> accesses = reads(parameters);
+  for (const ChunkId gradient : gradients) accesses.push_back({gradient, device, writing});
+  world.learn(accesses);
+  world.run();
+  for (const ChunkId gradient : gradients) world.use(gradient, host, reading);  // the update
+  const auto others = world.chunks(4, nvme);
+  Call& call = world.acquire(
+      {{others[0], host, reading}, {others[1], host, reading}, {others[2], host, reading}, {others[3], host, reading}});
+  world.run();
+  for (const ChunkId gradient : gradients) ASSERT_EQ(world.state(gradient, host), CopyState::absent);
+  world.release(call);
+  for (const ChunkId other : others) world.discard(other);
+  world.take_actions();
+  for (const ChunkId parameter : parameters) {
+    world.pass({{parameter, device, reading}});
+    world.run();
+  }
+  const auto actions = world.take_actions();
+  for (const ChunkId gradient : gradients) EXPECT_THAT(actions, Not(Contains(moves(gradient, nvme, host)))) << gradient;
+}
+
 TEST(Prefetch, what_cannot_be_read_is_not_tried_for_ever) {
   ForthAndBack world(20, 2, 5, 4);
   world.queue_updates();

@@ -37,8 +37,9 @@ class VirtualStep {
   struct Options {
     std::size_t parameter_chunks = 0;
     std::size_t device_chunks = 0;  ///< that fit there
-    std::size_t host_chunks = 0;    ///< that fit there beside both moments and the parameters that rest there
+    std::size_t host_chunks = 0;    ///< that fit there beside what rests there
     double nvme_share = 0;          ///< of the parameters that rests on NVMe, where gradients rest too
+    bool states_on_nvme = false;    ///< both moments too
     int micro_batches = 1;
     double compute_seconds = 0;  ///< of a step
     double update_seconds = 0;   ///< of all parameters
@@ -55,8 +56,9 @@ class VirtualStep {
         driver_({options.device_chunks * chunk_bytes, host_bytes(options), SimulatedDriver::unlimited},
                 options.prefetch_depth, options.links) {
     const std::size_t count = options.parameter_chunks;
-    for (std::size_t i = 0; i < count; ++i) momenta_.push_back(add(Kind::momentum, Tier::host));
-    for (std::size_t i = 0; i < count; ++i) variances_.push_back(add(Kind::variance, Tier::host));
+    const Tier states = options.states_on_nvme ? Tier::nvme : Tier::host;
+    for (std::size_t i = 0; i < count; ++i) momenta_.push_back(add(Kind::momentum, states));
+    for (std::size_t i = 0; i < count; ++i) variances_.push_back(add(Kind::variance, states));
     for (std::size_t i = 0; i < count; ++i) gradients_.push_back(add(Kind::gradient, Tier::nvme));
     for (std::size_t i = 0; i < count; ++i) {
       parameters_.push_back(add(Kind::parameter, rests_on_nvme(options, i) ? Tier::nvme : Tier::host));
@@ -95,7 +97,7 @@ class VirtualStep {
     return on_nvme(index + 1) > on_nvme(index);
   }
   static std::uint64_t host_bytes(const Options& options) {
-    std::uint64_t chunks = 2 * options.parameter_chunks + options.host_chunks;
+    std::uint64_t chunks = options.host_chunks + (options.states_on_nvme ? 0 : 2 * options.parameter_chunks);
     for (std::size_t i = 0; i < options.parameter_chunks; ++i) chunks += rests_on_nvme(options, i) ? 0 : 1;
     return chunks * chunk_bytes;
   }
