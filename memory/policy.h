@@ -29,9 +29,9 @@
 /// half of what the device has for chunks that do not rest there.
 ///
 /// What a pass writes and uses again after long, as gradients that each micro-batch adds to, stays on the host between,
-/// as far as that has room for what is away at once. One spares as many transfers as another, so it is one of every
-/// few. Were it those that leave last, or first, the drive would have all of its work in one part of a backward and
-/// none in the other.
+/// as far as that has room for what is away at once, were all of it. One spares as many transfers as another, so it is
+/// one of every few. Were it those that leave last, or first, the drive would have all of its work in one part of a
+/// backward and none in the other.
 ///
 /// An activation, which the program has made and will read but once, leaves the device at once in the same way where
 /// the one that had its id in the last pass had to leave before it was read, or, without such, where any had to. A copy
@@ -293,8 +293,11 @@ class Policy {
   bool can_come_ahead(ChunkId id, Tier tier) const;
   /// And it has bytes to bring.
   bool wanted_ahead(ChunkId id, Tier tier) const;
-  /// What the program will take before `position` and nothing brings ahead yet: chunks that begin without bytes, wait
-  /// for their update, or are on their way to the host first.
+  /// Whether what stands there in the tier's forecast, around its end into the next, is. Of the next update nothing is
+  /// that the device is about to change before.
+  bool wanted_at(std::size_t position, Tier tier) const;
+  /// What will take room before `position` and nothing brings ahead yet: chunks that begin without bytes, wait for
+  /// their update, or are on their way to the host first; for the next update, what the device makes or changes before.
   Rooms room_wanted_before(std::size_t position, Tier tier) const;
   void evict(ChunkId id, Tier tier, TransferPriority priority);
   /// Whether the copy on the device is the only one, and the program has no further use of it in this pass, or it is an

@@ -97,9 +97,7 @@ bool Policy::look_ahead_until(std::size_t end, Tier tier) {
     if (with_device && !look_ahead_for_device()) {
       return false;
     }
-    const bool is_of_next_update = tier == Tier::host && lane.planned >= schedule.size();
-    // The device may have been what it is brought for, or is about to change it.
-    if (!wanted_ahead(id, tier) || (is_of_next_update && lanes_[index_of(Tier::device)].forecast.written_again(id))) {
+    if (!wanted_at(lane.planned, tier)) {  // the device may have been what it is brought for
       continue;
     }
     if (lane.ahead >= prefetch_depth_ ||
@@ -226,6 +224,13 @@ bool Policy::can_come_ahead(ChunkId id, Tier tier) const {
 
 bool Policy::wanted_ahead(ChunkId id, Tier tier) const { return chunks_[id].has_bytes() && can_come_ahead(id, tier); }
 
+bool Policy::wanted_at(std::size_t position, Tier tier) const {
+  const Schedule& schedule = *lanes_[index_of(tier)].forecast.schedule();
+  const ChunkId id = schedule[position % schedule.size()].chunk;
+  const bool is_of_next_update = tier == Tier::host && position >= schedule.size();
+  return wanted_ahead(id, tier) && !(is_of_next_update && lanes_[index_of(Tier::device)].forecast.written_again(id));
+}
+
 bool Policy::comes_by_host(ChunkId id) const {
   const Residency& chunk = chunks_[id];
   return chunk.info().home == Tier::nvme && chunk.at(Tier::host).state == CopyState::arriving &&
@@ -240,7 +245,7 @@ void Policy::free_more_ahead(Tier tier, std::size_t end) {
   std::size_t more = std::min(prefetch_depth_, evictions_ahead);
   for (std::size_t position = planned; position < std::min(end, planned + entries_looked_at) && more > 0; ++position) {
     const ChunkId id = schedule[position % schedule.size()].chunk;
-    if (wanted_ahead(id, tier) && chunks_[id].at(tier).state == CopyState::absent &&
+    if (wanted_at(position, tier) && chunks_[id].at(tier).state == CopyState::absent &&
         std::find(counted.begin(), counted.end(), id) == counted.end()) {
       counted.push_back(id);
       rooms += rooms_of(chunks_[id].info(), tier);
@@ -270,8 +275,11 @@ Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const 
   for (std::size_t at = 0; tier == Tier::host && at + schedule.size() < position; ++at) {
     const ChunkId id = schedule[at].chunk;
     const Residency& chunk = chunks_[id];
-    const bool comes = !chunk.at(Tier::nvme).readable() || lanes_[index_of(Tier::device)].forecast.written_again(id);
-    if (comes && !chunk.removed && chunk.at(Tier::host).state == CopyState::absent && schedule.next_use(id, 0) == at) {
+    const auto comes = [&] {
+      return !chunk.at(Tier::nvme).readable() || lanes_[index_of(Tier::device)].forecast.written_again(id);
+    };
+    if (!chunk.removed && chunk.at(Tier::host).state == CopyState::absent && schedule.next_use(id, 0) == at &&
+        comes()) {
       room += rooms_of(chunk.info(), tier);
     }
   }
