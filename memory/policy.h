@@ -265,8 +265,9 @@ class Policy {
   bool look_ahead(Tier tier);
   /// Fills chunks on the device that begin without bytes soon.
   bool fill_ahead();
-  /// Whether the chunk, of an access to come, begins without bytes there, and can do so now.
-  bool is_to_be_filled(const Schedule::Entry& entry) const;
+  /// Whether the chunk that the program uses there in the device's forecast begins without bytes by that, its next use,
+  /// and can do so now.
+  bool is_to_be_filled(std::size_t position) const;
   /// Up to that position of the tier's forecast; false where something stands in the way.
   bool look_ahead_until(std::size_t end, Tier tier);
   /// Brings to the host what only NVMe holds and the device will read in this pass, if its copy there can stay until

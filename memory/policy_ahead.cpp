@@ -169,17 +169,21 @@ bool Policy::fill_ahead() {
     if (wanted_ahead(id, Tier::device) && chunks_[id].at(Tier::device).state == CopyState::absent) {
       return false;  // what is needed sooner has the room
     }
-    if (is_to_be_filled((*schedule)[at]) &&
-        !fetch_ahead(id, Tier::device, at, distance_of_position(at, Tier::device))) {
+    if (is_to_be_filled(at) && !fetch_ahead(id, Tier::device, at, distance_of_position(at, Tier::device))) {
       return false;
     }
   }
   return true;
 }
 
-bool Policy::is_to_be_filled(const Schedule::Entry& entry) const {
-  return !chunks_[entry.chunk].has_bytes() && is_written_first(entry) && !chunks_[entry.chunk].in_flight() &&
-         can_come_ahead(entry.chunk, Tier::device);
+bool Policy::is_to_be_filled(std::size_t position) const {
+  const Forecast& device = lanes_[index_of(Tier::device)].forecast;
+  const Schedule::Entry& entry = (*device.schedule())[position];
+  const Residency& chunk = chunks_[entry.chunk];
+  // Only for its next use: what comes later has no room kept for it (see room_wanted_before).
+  return !chunk.has_bytes() && is_written_first(entry) && !chunk.in_flight() &&
+         can_come_ahead(entry.chunk, Tier::device) &&
+         device.schedule()->next_use(entry.chunk, device.cursor()) == position;
 }
 
 void Policy::check_settled() const {
@@ -199,7 +203,7 @@ void Policy::check_settled() const {
   }
   const Forecast& device = lanes_[index_of(Tier::device)].forecast;
   for (std::size_t at = device.cursor(); device.schedule() != nullptr && at < device.schedule()->size(); ++at) {
-    require(at >= device.cursor() + fills_ahead || !is_to_be_filled((*device.schedule())[at]));
+    require(at >= device.cursor() + fills_ahead || !is_to_be_filled(at));
   }
 }
 

@@ -312,5 +312,19 @@ TEST(Prefetch, what_is_announced_is_brought_to_the_host_in_order) {
   EXPECT_EQ(world.state(chunks[2], host), CopyState::valid);
 }
 
+TEST(Prefetch, no_room_is_made_for_what_is_written_without_bytes_after_it_is_used_otherwise) {
+  World world(2, 8, 0, 4);
+  const auto parameters = world.chunks(2, host);
+  const ChunkId large = world.add_chunk(
+      {.kind = Kind::gradient, .index = 2, .bytes = 2 * MiB, .home = host, .room_bytes = {2 * MiB, 2 * MiB, 2 * MiB}});
+  world.learn({{large, device, reading},
+               {parameters[0], device, reading},
+               {large, device, writing},
+               {parameters[1], device, reading}});
+  world.discard(large);
+  world.run();  // and ends: the second parameter does not leave for the large one, for which that is too little
+  for (const ChunkId parameter : parameters) EXPECT_EQ(world.state(parameter, device), CopyState::valid);
+}
+
 }  // namespace
 }  // namespace terrace
