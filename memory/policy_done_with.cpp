@@ -98,7 +98,7 @@ std::vector<std::uint64_t> Policy::bytes_while_away(const Schedule& schedule) co
 void Policy::plan_leaving() {
   straight_to_nvme_.clear();
   const Schedule* schedule = lanes_[index_of(Tier::device)].forecast.schedule();
-  if (schedule == nullptr || prefetch_depth_ == 0) {
+  if (schedule == nullptr || prefetch_depth_ == 0 || announced_.size() == 0) {
     return;
   }
   const std::vector<std::uint64_t> away = bytes_while_away(*schedule);
