@@ -17,10 +17,7 @@ using testing::HasSubstr;
 
 class LostDriveTest : public TransferServiceTest {
  protected:
-  void SetUp() override {
-    TransferServiceTest::SetUp();
-    if (!IsSkipped()) be_patient_for(std::chrono::milliseconds(600));
-  }
+  /// From now on, and as briefly only where the drive is to be lost: a real one may take a while on a busy machine.
   void be_patient_for(std::chrono::milliseconds patience) {
     service_.emplace(device_, arena_, &store_, &*engine_,
                      TransferService::Options{.observer = &recorder_, .patience = patience});
@@ -66,9 +63,10 @@ TEST_P(LostDriveTest, a_queue_that_dies_ends_what_it_had_and_all_that_follows) {
 
 TEST_P(LostDriveTest, an_operation_without_an_answer_is_given_up_and_named) {
   for (const bool reads : {true, false}) {
-    be_patient_for(std::chrono::milliseconds(300));
+    be_patient_for(TransferService::default_patience);
     Object &first = object(many_bytes), &later = object(many_bytes);
     for (Object* each : {&first, &later}) put(*each, nvme, 1);
+    be_patient_for(std::chrono::milliseconds(300));
     inject(reads ? Direction::read : Direction::write, first, 5, Fault::stuck);
     Outcome& lost = reads ? start(first, nvme, host) : start(first, host, nvme);
     const std::string message = unanswered(lost);
@@ -83,22 +81,22 @@ TEST_P(LostDriveTest, an_operation_without_an_answer_is_given_up_and_named) {
 }
 
 TEST_P(LostDriveTest, an_answer_that_comes_after_it_was_given_up_changes_nothing) {
-  be_patient_for(std::chrono::milliseconds(300));
   Object &first = object(many_bytes), &later = object(many_bytes);
   for (Object* each : {&first, &later}) put(*each, nvme, 1);
+  be_patient_for(std::chrono::milliseconds(300));
   engine_->hold_writes();
   EXPECT_NE(unanswered(start(first, host, nvme)), "");
   engine_->let_through(1'000'000);
   for (int i = 0; i < 3; ++i) EXPECT_THROW(start(later, host, nvme).wait(), IoError) << "that drive stays lost";
+  be_patient_for(TransferService::default_patience);
   EXPECT_EQ(get(later, nvme), pattern(1, many_bytes));
-  service_.reset();
   EXPECT_THROW(store_.release({&first.places.nvme[0], 1}), LogicError) << "nobody else gets the extent";
 }
 
 TEST_P(LostDriveTest, a_staging_block_that_the_kernel_may_still_use_is_lent_to_nobody) {
-  be_patient_for(std::chrono::milliseconds(300));
   Object& first = object(many_bytes);
   put(first, nvme, 1);
+  be_patient_for(std::chrono::milliseconds(300));
   inject(Direction::read, first, 0, Fault::stuck);
   EXPECT_NE(unanswered(start(first, nvme, device)), "");
   const std::size_t used = arena_.used_bytes();
@@ -125,7 +123,7 @@ TEST_P(LostDriveTest, what_waits_for_staging_that_is_lost_fails_too) {
 
 TEST_P(LostDriveTest, who_is_slow_to_begin_or_to_end_makes_no_drive_lost) {
   for (const bool reads : {true, false}) {
-    be_patient_for(std::chrono::milliseconds(150));
+    be_patient_for(std::chrono::milliseconds(450));
     const Tier from = reads ? nvme : host;
     const Tier to = reads ? host : nvme;
     std::vector<Outcome*> outcomes;
@@ -134,14 +132,14 @@ TEST_P(LostDriveTest, who_is_slow_to_begin_or_to_end_makes_no_drive_lost) {
       put(each, from, 1);
       TransferRequest slow = request(each, from, to);
       slow.prepare = [places = each.places, i] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(i == 0 ? 50 : 100));  // the first: until all wait
+        std::this_thread::sleep_for(std::chrono::milliseconds(i == 0 ? 150 : 300));  // the first: until all wait
         return places;
       };
       outcomes.push_back(&start(std::move(slow)));
       if (i != 3) continue;
       TransferRequest fails = request(object(granule), from, to);
       fails.prepare = []() -> TransferPlaces { throw LogicError("it does not begin"); };
-      fails.done = [](const std::exception_ptr&) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); };
+      fails.done = [](const std::exception_ptr&) { std::this_thread::sleep_for(std::chrono::milliseconds(900)); };
       start(std::move(fails));
     }
     for (Outcome* outcome : outcomes) EXPECT_NO_THROW(outcome->wait());

@@ -166,26 +166,30 @@ TEST_P(TransferOrderTest, what_needs_no_staging_passes_what_waits_for_it) {
 }
 
 TEST_P(TransferOrderTest, what_the_drive_has_answered_does_not_wait_for_all_that_begins) {
-  constexpr int others = 40;
-  Object &held = object(granule), &urgent = object(granule);
-  for (Object* each : {&held, &urgent}) put(*each, nvme, 1);
+  constexpr int others = 100;  // far longer in all than any drive takes to answer, while it has not
+  std::vector<Object*> objects;
+  for (int i = 0; i < others + 2; ++i) put(*objects.emplace_back(&object(granule)), nvme, 1);
   Gate gate;
-  TransferRequest holds_the_link = request(held, nvme, host);
-  holds_the_link.prepare = [&gate, places = held.places] {
+  TransferRequest holds_the_link = request(*objects[0], nvme, host);
+  holds_the_link.prepare = [&gate, places = objects[0]->places] {
     gate.pass();
     return places;
   };
   std::vector<Outcome*> outcomes{&start(std::move(holds_the_link))};
   gate.wait_until_entered();
   std::atomic<int> begun = 0, begun_at_end = others;
-  TransferRequest first = request(urgent, nvme, host);
-  first.done = [&](const std::exception_ptr&) { begun_at_end = begun.load(); };
+  std::atomic<bool> has_ended = false;
+  TransferRequest first = request(*objects[1], nvme, host);
+  first.done = [&](const std::exception_ptr&) {
+    begun_at_end = begun.load();
+    has_ended = true;
+  };
   outcomes.push_back(&start(std::move(first)));
   for (int i = 0; i < others; ++i) {
-    TransferRequest later = request(held, nvme, host, prefetch);
-    later.prepare = [&begun, places = held.places] {
+    TransferRequest later = request(*objects[2 + i], nvme, host, prefetch);
+    later.prepare = [&begun, &has_ended, places = objects[2 + i]->places] {
       ++begun;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (!has_ended) std::this_thread::sleep_for(std::chrono::milliseconds(50));
       return places;
     };
     outcomes.push_back(&start(std::move(later)));
