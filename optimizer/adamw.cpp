@@ -4,8 +4,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include <hwy/cache_control.h>
-
 // Highway compiles this file once for each instruction set and picks the best one at run time.
 // clang-format off
 #undef HWY_TARGET_INCLUDE
