@@ -95,23 +95,30 @@ std::vector<std::uint64_t> Policy::bytes_while_away(const Schedule& schedule) co
   return most;
 }
 
+std::vector<bool> Policy::is_away_for_long(const Schedule& schedule) const {
+  const std::vector<std::uint64_t> away = bytes_while_away(schedule);
+  std::vector<std::uint64_t> beyond_device;
+  const std::uint64_t device_room = room_of_guests(Tier::device, schedule.program_peak(0, schedule.size()));
+  std::copy_if(away.begin(), away.end(), std::back_inserter(beyond_device),
+               [&](std::uint64_t bytes) { return bytes > device_room; });
+  std::vector<bool> result(away.size());
+  if (beyond_device.empty()) {
+    return result;
+  }
+  const auto middle = beyond_device.begin() + static_cast<std::ptrdiff_t>(beyond_device.size() / 2);
+  std::nth_element(beyond_device.begin(), middle, beyond_device.end());
+  std::transform(away.begin(), away.end(), result.begin(),
+                 [&](std::uint64_t bytes) { return bytes > std::max(device_room, *middle / 2); });
+  return result;
+}
+
 void Policy::plan_leaving() {
   straight_to_nvme_.clear();
   const Schedule* schedule = lanes_[index_of(Tier::device)].forecast.schedule();
   if (schedule == nullptr || prefetch_depth_ == 0 || announced_.size() == 0) {
     return;
   }
-  const std::vector<std::uint64_t> away = bytes_while_away(*schedule);
-  std::vector<std::uint64_t> long_away;
-  const std::uint64_t device_room = room_of_guests(Tier::device, schedule->program_peak(0, schedule->size()));
-  std::copy_if(away.begin(), away.end(), std::back_inserter(long_away),
-               [&](std::uint64_t bytes) { return bytes > device_room; });
-  if (long_away.empty()) {
-    return;
-  }
-  const auto middle = long_away.begin() + static_cast<std::ptrdiff_t>(long_away.size() / 2);
-  std::nth_element(long_away.begin(), middle, long_away.end());
-  const auto leaves = [&](ChunkId id) { return away[id] > std::max(device_room, *middle / 2); };
+  const std::vector<bool> leaves = is_away_for_long(*schedule);
   const auto room_of = [&](ChunkId id) { return chunks_[id].info().room_bytes[index_of(Tier::host)]; };
   std::vector<ChunkId> leaving;  // in the order of their last uses
   std::vector<bool> is_away(chunks_.size());
@@ -119,7 +126,7 @@ void Policy::plan_leaving() {
   std::uint64_t most_wanted = 0;
   for (std::size_t at = 0; at < schedule->size(); ++at) {
     const ChunkId id = (*schedule)[at].chunk;
-    if (leaves(id)) {
+    if (leaves[id]) {
       wanted -= is_away[id] ? room_of(id) : 0;
       is_away[id] = schedule->next_use(id, at + 1).has_value();
       wanted += is_away[id] ? room_of(id) : 0;
@@ -128,6 +135,9 @@ void Policy::plan_leaving() {
         leaving.push_back(id);
       }
     }
+  }
+  if (leaving.empty()) {
+    return;
   }
   const double share =
       std::min(1.0, static_cast<double>(room_of_guests(Tier::host, 0)) / static_cast<double>(most_wanted));

@@ -20,12 +20,17 @@ constexpr std::size_t bytes_in_flight = std::size_t{16} << 20U;
 constexpr std::size_t most_operations = 128;
 
 /// What is gathered before the drive hears of it, and what is settled before it is looked after again: enough that
-/// small blocks go to it together, little enough that it never waits for long while checksums are taken.
-constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
+/// the kernel makes few requests of many blocks, little enough that the drive never waits for long while checksums are
+/// taken. With a quarter of it, which is written in requests of 0.2 to 0.4 MB where it reads 2, a virtual drive moves a
+/// tenth less.
+constexpr std::size_t bytes_at_once = std::size_t{1} << 20U;
 
 /// For how long is gathered what the drive does not hear of yet. It is far more than checksums of so many bytes take:
 /// only who is slow to begin or to end a transfer takes so long.
-constexpr std::int64_t gathering_ns = 200'000;
+constexpr std::int64_t gathering_ns = 400'000;
+
+/// Blocks of no more come in bunches, many at a time.
+constexpr std::size_t small_block_bytes = std::size_t{256} << 10U;
 
 /// How many blocks may have their checksum before there is room for them: as many as a drive may answer at a time.
 std::size_t most_ready(Link link, std::size_t depth) {
@@ -95,8 +100,8 @@ void NvmeWorker::tick() noexcept {
 }
 
 void NvmeWorker::work() {
-  // Small blocks come in bunches. Who runs at the first of one runs in place of the kernel's thread that ends the rest.
-  if (board_.block_bytes() > bytes_at_once) {
+  // Who runs at the first of a bunch runs in place of the kernel's thread that ends the rest.
+  if (board_.block_bytes() > small_block_bytes) {
     prefer_short_time_slices();
   }
   for (;;) {
