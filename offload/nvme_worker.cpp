@@ -19,18 +19,23 @@ namespace {
 constexpr std::size_t bytes_in_flight = std::size_t{16} << 20U;
 constexpr std::size_t most_operations = 128;
 
-/// What is gathered before the drive hears of it, and what is settled before it is looked after again: enough that
-/// the kernel makes few requests of many blocks, little enough that the drive never waits for long while checksums are
-/// taken. With a quarter of it, which is written in requests of 0.2 to 0.4 MB where it reads 2, a virtual drive moves a
-/// tenth less.
-constexpr std::size_t bytes_at_once = std::size_t{1} << 20U;
+/// What is settled before the drive is looked after again: little enough that it never waits for long while checksums
+/// are taken.
+constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
 
-/// For how long is gathered what the drive does not hear of yet. It is far more than checksums of so many bytes take:
+/// The most that is gathered before the drive hears of it: the kernel makes one request of neighbours that come
+/// together. Where so many bytes are 256 KiB, they are written in requests of 0.2 to 0.4 MB, with 1 MiB in those of 1.5
+/// MB, as they are read, and a virtual drive moves a tenth more in all.
+constexpr std::size_t most_gathered_bytes = std::size_t{1} << 20U;
+
+/// For how long is gathered what the drive does not hear of yet. It is longer than checksums of so many bytes take:
 /// only who is slow to begin or to end a transfer takes so long.
 constexpr std::int64_t gathering_ns = 400'000;
 
-/// Blocks of no more come in bunches, many at a time.
-constexpr std::size_t small_block_bytes = std::size_t{256} << 10U;
+/// A quarter of what may be with the drive at once, so that it has the rest meanwhile.
+std::size_t gathered_bytes(std::size_t block_bytes, std::size_t depth) {
+  return std::min(most_gathered_bytes, std::max(block_bytes, block_bytes * depth / 4));
+}
 
 /// How many blocks may have their checksum before there is room for them: as many as a drive may answer at a time.
 std::size_t most_ready(Link link, std::size_t depth) {
@@ -100,8 +105,8 @@ void NvmeWorker::tick() noexcept {
 }
 
 void NvmeWorker::work() {
-  // Who runs at the first of a bunch runs in place of the kernel's thread that ends the rest.
-  if (board_.block_bytes() > small_block_bytes) {
+  // Small blocks come in bunches. Who runs at the first of one runs in place of the kernel's thread that ends the rest.
+  if (board_.block_bytes() > bytes_at_once) {
     prefer_short_time_slices();
   }
   for (;;) {
@@ -135,7 +140,8 @@ NvmeWorker::Filled NvmeWorker::fill() {
   bool submitted = false;
   const Stopwatch watch;
   const auto in_part = [&] { return watch.elapsed_ns() < gathering_ns ? Filled::in_part : Filled::late; };
-  for (std::size_t bytes = 0; bytes < bytes_at_once && watch.elapsed_ns() < gathering_ns;) {
+  const std::size_t most = gathered_bytes(board_.block_bytes(), io_->depth());
+  for (std::size_t bytes = 0; bytes < most && watch.elapsed_ns() < gathering_ns;) {
     const std::size_t room = dead_ ? io_->depth() : io_->depth() - io_->in_flight();
     if (room == 0 && ready_.size() >= most_ready_) {
       is_full_ = true;
@@ -146,7 +152,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
     }
     {
       const TransferBoard::Lock lock = board_.lock();
-      choose(room, bytes_at_once - bytes, lock);
+      choose(room, most - bytes, lock);
       if (chosen_.empty()) {
         const bool ends = ready_.empty() && moving_.empty() && answered_.empty() && board_.stopping(lock);
         return ends ? Filled::nothing_will_come : Filled::all;

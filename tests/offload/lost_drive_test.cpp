@@ -66,7 +66,7 @@ TEST_P(LostDriveTest, an_operation_without_an_answer_is_given_up_and_named) {
     be_patient_for(TransferService::default_patience);
     Object &first = object(many_bytes), &later = object(many_bytes);
     for (Object* each : {&first, &later}) put(*each, nvme, 1);
-    be_patient_for(std::chrono::milliseconds(300));
+    be_patient_for(std::chrono::seconds(2));
     inject(reads ? Direction::read : Direction::write, first, 5, Fault::stuck);
     Outcome& lost = reads ? start(first, nvme, host) : start(first, host, nvme);
     const std::string message = unanswered(lost);
@@ -83,11 +83,12 @@ TEST_P(LostDriveTest, an_operation_without_an_answer_is_given_up_and_named) {
 TEST_P(LostDriveTest, an_answer_that_comes_after_it_was_given_up_changes_nothing) {
   Object &first = object(many_bytes), &later = object(many_bytes);
   for (Object* each : {&first, &later}) put(*each, nvme, 1);
-  be_patient_for(std::chrono::milliseconds(300));
+  be_patient_for(std::chrono::seconds(2));
   engine_->hold_writes();
   EXPECT_NE(unanswered(start(first, host, nvme)), "");
   engine_->let_through(1'000'000);
   for (int i = 0; i < 3; ++i) EXPECT_THROW(start(later, host, nvme).wait(), IoError) << "that drive stays lost";
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the answer comes
   be_patient_for(TransferService::default_patience);
   EXPECT_EQ(get(later, nvme), pattern(1, many_bytes));
   EXPECT_THROW(store_.release({&first.places.nvme[0], 1}), LogicError) << "nobody else gets the extent";
@@ -96,7 +97,7 @@ TEST_P(LostDriveTest, an_answer_that_comes_after_it_was_given_up_changes_nothing
 TEST_P(LostDriveTest, a_staging_block_that_the_kernel_may_still_use_is_lent_to_nobody) {
   Object& first = object(many_bytes);
   put(first, nvme, 1);
-  be_patient_for(std::chrono::milliseconds(300));
+  be_patient_for(std::chrono::seconds(2));
   inject(Direction::read, first, 0, Fault::stuck);
   EXPECT_NE(unanswered(start(first, nvme, device)), "");
   const std::size_t used = arena_.used_bytes();
@@ -123,15 +124,16 @@ TEST_P(LostDriveTest, what_waits_for_staging_that_is_lost_fails_too) {
 
 TEST_P(LostDriveTest, who_is_slow_to_begin_or_to_end_makes_no_drive_lost) {
   for (const bool reads : {true, false}) {
-    be_patient_for(std::chrono::milliseconds(450));
     const Tier from = reads ? nvme : host;
     const Tier to = reads ? host : nvme;
+    std::vector<Object*> objects;
+    be_patient_for(TransferService::default_patience);
+    for (int i = 0; i < 6; ++i) put(*objects.emplace_back(&object(many_bytes)), from, 1);
+    be_patient_for(std::chrono::milliseconds(450));
     std::vector<Outcome*> outcomes;
     for (int i = 0; i < 6; ++i) {
-      Object& each = object(many_bytes);
-      put(each, from, 1);
-      TransferRequest slow = request(each, from, to);
-      slow.prepare = [places = each.places, i] {
+      TransferRequest slow = request(*objects[i], from, to);
+      slow.prepare = [places = objects[i]->places, i] {
         std::this_thread::sleep_for(std::chrono::milliseconds(i == 0 ? 150 : 300));  // the first: until all wait
         return places;
       };
