@@ -335,8 +335,8 @@ class Policy {
   /// By chunk, of those at home on NVMe that are updated: the most bytes of accesses between two uses of the pass, when
   /// it has been written.
   std::vector<std::uint64_t> bytes_while_away(const Schedule& schedule) const;
-  /// By chunk: whether that is more than the device has room for, and more than half the median of those of which it
-  /// is.
+  /// By chunk: whether that is more than the device has room for, so that it has to leave, and not much less than for
+  /// most that have to: more than half of their median.
   std::vector<bool> is_away_for_long(const Schedule& schedule) const;
   /// What chunks that do not rest on the tier could take there beside the program, if that takes so much.
   std::uint64_t room_of_guests(Tier tier, std::uint64_t program_peak) const;

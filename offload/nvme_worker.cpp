@@ -21,7 +21,7 @@ constexpr std::size_t most_operations = 128;
 
 /// What is settled before the drive is looked after again: little enough that it never waits for long while checksums
 /// are taken.
-constexpr std::size_t bytes_at_once = std::size_t{256} << 10U;
+constexpr std::size_t most_settled_bytes = std::size_t{256} << 10U;
 
 /// The most that is gathered before the drive hears of it: the kernel makes one request of neighbours that come
 /// together. Where so many bytes are 256 KiB, they are written in requests of 0.2 to 0.4 MB, with 1 MiB in those of 1.5
@@ -32,9 +32,10 @@ constexpr std::size_t most_gathered_bytes = std::size_t{1} << 20U;
 /// only who is slow to begin or to end a transfer takes so long.
 constexpr std::int64_t gathering_ns = 400'000;
 
-/// A quarter of what may be with the drive at once, so that it has the rest meanwhile.
+/// A quarter of what may be with the drive at once, so that it has the rest meanwhile. Where that is less than a block,
+/// one is gathered all the same.
 std::size_t gathered_bytes(std::size_t block_bytes, std::size_t depth) {
-  return std::min(most_gathered_bytes, std::max(block_bytes, block_bytes * depth / 4));
+  return std::min(most_gathered_bytes, block_bytes * depth / 4);
 }
 
 /// How many blocks may have their checksum before there is room for them: as many as a drive may answer at a time.
@@ -72,6 +73,7 @@ NvmeWorker::NvmeWorker(TransferBoard& board, NvmeStore& store, IoEngine& engine,
       store_(store),
       link_(link),
       most_ready_(most_ready(link, depth)),
+      gathered_bytes_(gathered_bytes(board.block_bytes(), depth)),
       io_(engine.open_queue(depth, board.staging_memory(link), store.io_files())) {
   // Room for all that may be on their way: with the queue, answered and not settled, and ready.
   spare_.resize(2 * depth + most_ready_ + 1);
@@ -106,7 +108,7 @@ void NvmeWorker::tick() noexcept {
 
 void NvmeWorker::work() {
   // Small blocks come in bunches. Who runs at the first of one runs in place of the kernel's thread that ends the rest.
-  if (board_.block_bytes() > bytes_at_once) {
+  if (board_.block_bytes() > most_settled_bytes) {
     prefer_short_time_slices();
   }
   for (;;) {
@@ -140,8 +142,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
   bool submitted = false;
   const Stopwatch watch;
   const auto in_part = [&] { return watch.elapsed_ns() < gathering_ns ? Filled::in_part : Filled::late; };
-  const std::size_t most = gathered_bytes(board_.block_bytes(), io_->depth());
-  for (std::size_t bytes = 0; bytes < most && watch.elapsed_ns() < gathering_ns;) {
+  for (std::size_t bytes = 0; bytes < gathered_bytes_ && watch.elapsed_ns() < gathering_ns;) {
     const std::size_t room = dead_ ? io_->depth() : io_->depth() - io_->in_flight();
     if (room == 0 && ready_.size() >= most_ready_) {
       is_full_ = true;
@@ -152,7 +153,7 @@ NvmeWorker::Filled NvmeWorker::fill() {
     }
     {
       const TransferBoard::Lock lock = board_.lock();
-      choose(room, most - bytes, lock);
+      choose(room, gathered_bytes_ - bytes, lock);
       if (chosen_.empty()) {
         const bool ends = ready_.empty() && moving_.empty() && answered_.empty() && board_.stopping(lock);
         return ends ? Filled::nothing_will_come : Filled::all;
@@ -371,7 +372,7 @@ void NvmeWorker::settle_some() {
 void NvmeWorker::settle_reads() {
   ends_of_reads_.clear();
   std::size_t bytes = 0;
-  for (auto at = answered_.begin(); at != answered_.end() && bytes < bytes_at_once; ++at) {
+  for (auto at = answered_.begin(); at != answered_.end() && bytes < most_settled_bytes; ++at) {
     bytes += at->operation.bytes;
     ends_of_reads_.push_back({.extent = at->block.on_nvme(), .block = at->block.on_host(), .error = at->error});
   }

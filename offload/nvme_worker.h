@@ -96,7 +96,8 @@ class NvmeWorker final : public LinkWorker {
   TransferBoard& board_;
   NvmeStore& store_;
   const Link link_;
-  const std::size_t most_ready_;  ///< beyond what there is room for
+  const std::size_t most_ready_;      ///< beyond what there is room for
+  const std::size_t gathered_bytes_;  ///< before the drive hears of them
   std::unique_ptr<IoQueue> io_;
   std::uint64_t registration_ = 0;  ///< that the queue has
   std::atomic<std::uint64_t> ticks_{0};
