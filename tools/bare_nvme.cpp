@@ -227,6 +227,11 @@ double BareNvmeBesideChecksums::seconds() {
   return loop_.seconds(read_bytes_, written_bytes_);
 }
 
+std::uint64_t BareNvmeBesideChecksums::blocks() const noexcept {
+  const auto whole = [&](std::uint64_t bytes) { return (bytes + block_bytes_ - 1) / block_bytes_; };
+  return whole(read_bytes_) + whole(written_bytes_);
+}
+
 void BareNvmeBesideChecksums::take_checksums(const std::stop_token& stop, std::uint64_t moved_before) {
   constexpr std::int64_t rest_ns = 200'000;  // a drive of 5 GB/s moves 1 MB meanwhile
   const std::uint64_t blocks = loop_.most_blocks();

@@ -89,6 +89,10 @@ class BareNvmeBesideChecksums {
 
   /// All of both; returns when all checksums are taken, too, which does not count. Throws IoError.
   double seconds();
+  /// That `seconds` moves.
+  std::uint64_t blocks() const noexcept;
+  /// So far, in all. From any thread.
+  std::uint64_t blocks_moved() const noexcept { return loop_.blocks_moved(); }
 
  private:
   void take_checksums(const std::stop_token& stop, std::uint64_t moved_before);

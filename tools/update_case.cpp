@@ -1,9 +1,10 @@
 #include "tools/update_case.h"
 
 #include <algorithm>
-#include <future>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -293,9 +294,29 @@ HiddenUpdate measure_hidden(Updates& updates, const PairOptions& options, Step&&
   return result;
 }
 
+/// Passes over the arrays in step with the drive's loop, as an update goes over what has come: over the last part after
+/// the last block. Told to stop, it goes over what belongs to the blocks that were moved.
+void pass_in_step(const UpdateRun& run, const UpdateThreads& threads, const BareNvmeBesideChecksums& drive,
+                  std::uint64_t moved_before, std::size_t elements_at_once, const std::stop_token& stop) {
+  constexpr std::int64_t rest_ns = 200'000;
+  const double blocks_an_element = static_cast<double>(drive.blocks()) / static_cast<double>(run.count);
+  for (std::size_t first = 0; first < run.count;) {
+    const std::size_t count = std::min(elements_at_once, run.count - first);
+    const std::uint64_t needed = whole(blocks_an_element * static_cast<double>(first + count));
+    for (;;) {
+      const bool is_over = stop.stop_requested();  // before what it has moved is looked at
+      if (drive.blocks_moved() - moved_before >= needed) break;
+      if (is_over) return;
+      sleep_until(monotonic_ns() + rest_ns);
+    }
+    pass_over(part_of(run, first, count), threads);
+    first += count;
+  }
+}
+
 /// Against the floors, each a loop of its own that knows nothing of chunks and sessions.
-void measure_fraction(Updates& updates, const UpdateArrays& arrays, const UpdateThreads& threads, PairOptions options,
-                      UpdateCase& result) {
+void measure_fraction(Updates& updates, const UpdateArrays& arrays, std::size_t elements_of_chunk,
+                      const UpdateThreads& threads, PairOptions options, UpdateCase& result) {
   BareNvme::Options loop{.block_bytes = result.block_bytes, .depth = static_cast<unsigned>(result.depth)};
   BareNvme drive(result.setting.folder, whole(std::max(result.read_bytes, result.written_bytes)), loop);
   loop.own_memory = true;  // as an update's states have
@@ -313,9 +334,12 @@ void measure_fraction(Updates& updates, const UpdateArrays& arrays, const Update
         pass_over(arrays.run(), threads);
         dram.push_back(watch.elapsed_seconds());
         const Stopwatch both;
-        const std::future<void> passing = std::async(std::launch::async, [&] { pass_over(arrays.run(), threads); });
+        std::jthread passing([&, before = beside.blocks_moved()](const std::stop_token& stop) {
+          pass_in_step(arrays.run(), threads, beside, before, elements_of_chunk, stop);
+        });
         beside.seconds();
-        passing.wait();
+        passing.request_stop();
+        passing.join();
         together.push_back(both.elapsed_seconds());
         return std::max(nvme.back(), dram.back());
       },
@@ -365,7 +389,7 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.written_bytes = std::min(model.traffic().moved(Link::host_to_nvme), static_cast<double>(result.state_bytes));
   const UpdateThreads threads(result.threads);
   const UpdateArrays arrays(setting.type, setting.type, state_format(setting.states), result.parameters);
-  measure_fraction(updates, arrays, threads, options, result);
+  measure_fraction(updates, arrays, plan.chunk_bytes / bytes_of(setting.type), threads, options, result);
   PairOptions hidden = options;
   hidden.target = std::nullopt;
   result.behind_step = measure_hidden(updates, hidden, [&](double compute_seconds, bool with_update) {

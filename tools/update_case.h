@@ -44,7 +44,7 @@ struct UpdateCase {
   double seconds = 0;  ///< medians; of the update alone
   double nvme_floor_seconds = 0;
   double dram_floor_seconds = 0;
-  double together_seconds = 0;    ///< of both loops at once, beside a thread that takes the checksums
+  double together_seconds = 0;    ///< of both loops at once, in step, beside a thread that takes the checksums
   Interval fraction;              ///< the larger floor over the update, by pairs
   Interval fraction_of_together;  ///< `together_seconds` over the update, by pairs
   std::size_t pairs = 0;
