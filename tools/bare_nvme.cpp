@@ -177,6 +177,16 @@ std::uint64_t BareNvme::most_blocks() const noexcept { return ring_->reads + rin
 
 std::uint64_t BareNvme::blocks_moved() const noexcept { return ring_->moved_blocks.load(std::memory_order_relaxed); }
 
+bool BareNvme::wait_until_moved(std::uint64_t blocks, const std::stop_token& stop) const {
+  constexpr std::int64_t rest_ns = 200'000;  // a drive of 5 GB/s moves 1 MB meanwhile
+  for (;;) {
+    const bool is_over = stop.stop_requested();  // before what it has moved is looked at
+    if (blocks_moved() >= blocks) return true;
+    if (is_over) return false;
+    sleep_until(monotonic_ns() + rest_ns);
+  }
+}
+
 BareNvmeEachWay::BareNvmeEachWay(const BareNvme::Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes,
                                  const BareNvme::Options& options) {
   const std::uint64_t blocks_read = (read_bytes + options.block_bytes - 1) / options.block_bytes;
@@ -233,17 +243,9 @@ std::uint64_t BareNvmeBesideChecksums::blocks() const noexcept {
 }
 
 void BareNvmeBesideChecksums::take_checksums(const std::stop_token& stop, std::uint64_t moved_before) {
-  constexpr std::int64_t rest_ns = 200'000;  // a drive of 5 GB/s moves 1 MB meanwhile
-  const std::uint64_t blocks = loop_.most_blocks();
-  for (std::uint64_t block = 0; block < blocks;) {
-    const bool is_over = stop.stop_requested();  // before what it has moved is looked at
-    if (block < loop_.blocks_moved() - moved_before) {
-      all_checksums_ ^= checksum_of(memory_.subspan(block++ * block_bytes_, block_bytes_));
-    } else if (is_over) {
-      return;
-    } else {
-      sleep_until(monotonic_ns() + rest_ns);
-    }
+  for (std::uint64_t block = 0; block < loop_.most_blocks(); ++block) {
+    if (!loop_.wait_until_moved(moved_before + block + 1, stop)) return;
+    all_checksums_ ^= checksum_of(memory_.subspan(block * block_bytes_, block_bytes_));
   }
 }
 

@@ -45,6 +45,8 @@ class BareNvme {
   std::uint64_t most_blocks() const noexcept;
   /// So far, in all. From any thread.
   std::uint64_t blocks_moved() const noexcept;
+  /// Returns once it has moved so many in all, or false where it has not when told to stop. From any thread.
+  bool wait_until_moved(std::uint64_t blocks, const std::stop_token& stop) const;
 
  private:
   struct Ring;
@@ -91,8 +93,7 @@ class BareNvmeBesideChecksums {
   double seconds();
   /// That `seconds` moves.
   std::uint64_t blocks() const noexcept;
-  /// So far, in all. From any thread.
-  std::uint64_t blocks_moved() const noexcept { return loop_.blocks_moved(); }
+  const BareNvme& loop() const noexcept { return loop_; }
 
  private:
   void take_checksums(const std::stop_token& stop, std::uint64_t moved_before);

@@ -298,17 +298,11 @@ HiddenUpdate measure_hidden(Updates& updates, const PairOptions& options, Step&&
 /// the last block. Told to stop, it goes over what belongs to the blocks that were moved.
 void pass_in_step(const UpdateRun& run, const UpdateThreads& threads, const BareNvmeBesideChecksums& drive,
                   std::uint64_t moved_before, std::size_t elements_at_once, const std::stop_token& stop) {
-  constexpr std::int64_t rest_ns = 200'000;
   const double blocks_an_element = static_cast<double>(drive.blocks()) / static_cast<double>(run.count);
   for (std::size_t first = 0; first < run.count;) {
     const std::size_t count = std::min(elements_at_once, run.count - first);
     const std::uint64_t needed = whole(blocks_an_element * static_cast<double>(first + count));
-    for (;;) {
-      const bool is_over = stop.stop_requested();  // before what it has moved is looked at
-      if (drive.blocks_moved() - moved_before >= needed) break;
-      if (is_over) return;
-      sleep_until(monotonic_ns() + rest_ns);
-    }
+    if (!drive.loop().wait_until_moved(moved_before + needed, stop)) return;
     pass_over(part_of(run, first, count), threads);
     first += count;
   }
@@ -334,7 +328,7 @@ void measure_fraction(Updates& updates, const UpdateArrays& arrays, std::size_t 
         pass_over(arrays.run(), threads);
         dram.push_back(watch.elapsed_seconds());
         const Stopwatch both;
-        std::jthread passing([&, before = beside.blocks_moved()](const std::stop_token& stop) {
+        std::jthread passing([&, before = beside.loop().blocks_moved()](const std::stop_token& stop) {
           pass_in_step(arrays.run(), threads, beside, before, elements_of_chunk, stop);
         });
         beside.seconds();
