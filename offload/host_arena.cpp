@@ -120,15 +120,13 @@ std::span<std::byte> HostArena::used_region() const {
   return region().first(used_end_ * granule_bytes_);
 }
 
-std::vector<std::span<std::byte>> HostArena::used_parts(std::size_t fixed_bytes) const {
+std::vector<std::span<std::byte>> HostArena::used_parts() const {
   const std::span<std::byte> used = used_region();
-  const std::size_t end = used.size() / huge_page_bytes * huge_page_bytes;
-  const std::size_t fixed = std::min(fixed_bytes / huge_page_bytes * huge_page_bytes, end);
-  const std::size_t begin = std::min((fixed_bytes + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes, end);
+  const std::size_t pages = (used.size() + huge_page_bytes - 1) / huge_page_bytes;
+  const std::size_t part_bytes = (pages + most_parts - 1) / most_parts * huge_page_bytes;
   std::vector<std::span<std::byte>> parts;
-  for (const std::span<std::byte> part :
-       {used.first(fixed), used.subspan(fixed, begin - fixed), used.subspan(begin, end - begin), used.subspan(end)}) {
-    if (!part.empty()) parts.push_back(part);
+  for (std::size_t begin = 0; begin < used.size(); begin += part_bytes) {
+    parts.push_back(used.subspan(begin, std::min(part_bytes, used.size() - begin)));
   }
   return parts;
 }

@@ -54,11 +54,11 @@ class HostArena {
   std::size_t touched_bytes() const;
   /// All granules that were ever handed out lie in this first part of the region.
   std::span<std::byte> used_region() const;
-  /// The same, as it is fixed best: what fills huge pages, which the kernel then knows by those, and what is between
-  /// and behind. The first `fixed_bytes` have been fixed before, so that what is left of them after whole huge pages
-  /// stays in the small ones that it was in: one of those would be enough for the kernel to know all of a part by small
-  /// pages.
-  std::vector<std::span<std::byte>> used_parts(std::size_t fixed_bytes) const;
+  /// The same in parts, as it is fixed best: they begin with huge pages and are as few of those as keeps their number
+  /// within `most_parts`. One small page is enough for the kernel to know all of a part by small pages, and some are
+  /// small for good: those of an end that was fixed before it was as long as a huge page.
+  std::vector<std::span<std::byte>> used_parts() const;
+  static constexpr std::size_t most_parts = 1024;
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most `most_bytes` and, beyond that
   /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws

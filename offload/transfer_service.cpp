@@ -10,10 +10,7 @@ namespace terrace {
 
 TransferService::TransferService(Device& device, HostArena& arena, NvmeStore* store, IoEngine* engine,
                                  const Options& options)
-    : arena_(arena),
-      has_nvme_(store != nullptr),
-      board_(arena, options.staging_blocks_each_way, options.observer),
-      with_staging_bytes_(arena.used_region().size()) {
+    : arena_(arena), has_nvme_(store != nullptr), board_(arena, options.staging_blocks_each_way, options.observer) {
   const std::size_t depth =
       options.nvme_depth > 0 ? options.nvme_depth : NvmeWorker::default_depth(board_.block_bytes());
   if (store != nullptr) {
@@ -50,7 +47,7 @@ void TransferService::hold_arena(std::uint64_t most_bytes) {
     return;
   }
   arena_.keep_all();
-  board_.register_memory(arena_.used_parts(with_staging_bytes_));
+  board_.register_memory(arena_.used_parts());
   held_bytes_ = used.size();
 }
 

@@ -89,7 +89,6 @@ class TransferService {
   HostArena& arena_;
   const bool has_nvme_;
   TransferBoard board_;
-  const std::size_t with_staging_bytes_;  ///< of the arena, from its beginning: fixed before anything is held
   std::mutex hold_mutex_;
   std::size_t held_bytes_ = 0;  ///< of the arena; guarded by `hold_mutex_`
   std::mutex clock_mutex_;

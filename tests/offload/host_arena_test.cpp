@@ -96,32 +96,33 @@ TEST(HostArena, keeps_its_memory_for_as_long_as_it_is_told) {
   EXPECT_EQ(arena.used_region().size(), 5 * kGranule) << "what was used once counts";
 }
 
-TEST(HostArena, begins_with_a_huge_page_and_tells_what_fills_those_from_what_is_before_and_behind) {
+TEST(HostArena, begins_with_a_huge_page_and_is_fixed_in_parts_that_begin_with_them) {
   constexpr std::size_t granule = 256 << 10;
   constexpr std::size_t page = huge_page_bytes;
-  HostArena arena(granule, 3 * page / granule);
+  HostArena arena(granule, 2 * HostArena::most_parts * page / granule);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arena.region().data()) % page, 0U);
-  const auto sizes = [&](std::size_t fixed_bytes) {
+  const auto sizes = [&] {
     std::vector<std::size_t> all;
     std::byte* next = arena.region().data();
-    for (const std::span<std::byte> part : arena.used_parts(fixed_bytes)) {
+    for (const std::span<std::byte> part : arena.used_parts()) {
       EXPECT_EQ(part.data(), next);
       next += part.size();
       all.push_back(part.size());
     }
+    EXPECT_EQ(next, arena.region().data() + arena.used_region().size());
     return all;
   };
-  EXPECT_EQ(sizes(0), std::vector<std::size_t>{});
+  EXPECT_EQ(sizes(), std::vector<std::size_t>{});
   arena.allocate(3);
-  EXPECT_EQ(sizes(0), (std::vector<std::size_t>{3 * granule}));
-  EXPECT_EQ(sizes(2 * granule), (std::vector<std::size_t>{3 * granule})) << "which fill no huge page";
+  EXPECT_EQ(sizes(), (std::vector<std::size_t>{3 * granule}));
   arena.allocate(page / granule);
-  EXPECT_EQ(sizes(0), (std::vector<std::size_t>{page, 3 * granule}));
-  EXPECT_EQ(sizes(granule), (std::vector<std::size_t>{page, 3 * granule}));
-  arena.allocate(2 * page / granule - 3);
-  EXPECT_EQ(sizes(0), (std::vector<std::size_t>{3 * page}));
-  EXPECT_EQ(sizes(page), (std::vector<std::size_t>{page, 2 * page}));
-  EXPECT_EQ(sizes(page + granule), (std::vector<std::size_t>{page, page, page}));
+  EXPECT_EQ(sizes(), (std::vector<std::size_t>{page, 3 * granule}));
+  arena.allocate(HostArena::most_parts * page / granule - page / granule - 3);
+  EXPECT_EQ(sizes(), std::vector<std::size_t>(HostArena::most_parts, page));
+  arena.allocate(3);
+  std::vector<std::size_t> pairs(HostArena::most_parts / 2, 2 * page);
+  pairs.push_back(3 * granule);
+  EXPECT_EQ(sizes(), pairs) << "no more parts than are to be";
 }
 
 TEST(HostArena, memory_that_free_granules_had_only_because_it_was_fixed_is_given_back) {
