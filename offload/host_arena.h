@@ -58,7 +58,7 @@ class HostArena {
   /// within `most_parts`. One small page is enough for the kernel to know all of a part by small pages, and some are
   /// small for good: those of an end that was fixed before it was as long as a huge page.
   std::vector<std::span<std::byte>> used_parts() const;
-  static constexpr std::size_t most_parts = 1024;
+  static constexpr std::size_t most_parts = 1024;  ///< as many as Linux before 5.13 takes
 
   /// The largest divisor of `chunk_bytes` that is a multiple of 4096, at most `most_bytes` and, beyond that
   /// smallest, at most a 32nd of the chunk: full chunks waste nothing, and one that is cut short wastes little. Throws
