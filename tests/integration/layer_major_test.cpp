@@ -1,9 +1,7 @@
 // Micro-batches that go through a model layer by layer: the bits of the ordinary loop, and a fraction of what crosses
 // the link.
 
-#include <algorithm>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +9,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/clock.h"
 #include "tests/integration/small_gpt.h"
 
 namespace terrace::testing {
@@ -71,8 +68,7 @@ Tensors by_layers(torch::nn::ModuleList& layers, Tensors x) {
 struct Outcome {
   std::vector<double> losses;
   std::vector<std::vector<float>> parameters;
-  double seconds = std::numeric_limits<double>::infinity();  ///< of the fastest step
-  std::uint64_t host_to_device = 0;                          ///< in the last step
+  std::uint64_t host_to_device = 0;  ///< in the last step
   std::uint64_t device_to_host = 0;
 };
 
@@ -96,15 +92,11 @@ Outcome train(const Pass& pass, const Sizes& sizes, const std::optional<Config>&
   }
   Outcome outcome;
   for (int step = 0; step < steps; ++step) {
-    const Stopwatch watch;
     for (const at::Tensor& loss : pass(layers, inputs)) {
       outcome.losses.push_back(loss.item<double>());
     }
     optimizer->step();
     optimizer->zero_grad();
-    if (step > 0) {  // the first has nothing to expect
-      outcome.seconds = std::min(outcome.seconds, watch.elapsed_seconds());
-    }
     if (session && step + 2 == steps) {
       outcome.host_to_device = session->memory_usage().moved(Link::host_to_device);
       outcome.device_to_host = session->memory_usage().moved(Link::device_to_host);
@@ -161,19 +153,15 @@ TEST_P(LayerMajor, has_the_bits_of_the_ordinary_loop_within_a_budget) {
   expect_same(train(&by_layers, wide_activations, tight(GetParam(), device_bytes, MiB / 4)), plain);
 }
 
-TEST(LayerMajorOnASlowLink, moves_a_sixth_of_the_loops_bytes_in_a_third_of_its_time) {
+TEST(LayerMajorWithinABudget, moves_a_sixth_of_the_loops_bytes) {
   // 16 MiB of parameters, and 4 MiB of activations by layers.
   constexpr Sizes wide_layers{.depth = 16, .rows = 16, .width = 512};
-  Config config = tight("keep", 9 * MiB, MiB);
-  config.device.link = 200'000'000;
+  const Config config = tight("keep", 9 * MiB, MiB);
   const Outcome loop = train(&ordinary, wide_layers, config);
   const Outcome layers = train(&by_layers, wide_layers, config);
   expect_same(layers, loop);
-  RecordProperty("bytes", std::to_string(layers.host_to_device) + " of " + std::to_string(loop.host_to_device));
-  RecordProperty("seconds", std::to_string(layers.seconds) + " of " + std::to_string(loop.seconds));
   EXPECT_LE(6 * layers.host_to_device, loop.host_to_device);
   EXPECT_LE(6 * layers.device_to_host, loop.device_to_host);
-  EXPECT_LE(3 * layers.seconds, loop.seconds) << "computation takes some of it";
 }
 
 TEST(LayerMajorInputs, of_different_counts_of_micro_batches_are_an_error) {
