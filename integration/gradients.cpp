@@ -125,12 +125,15 @@ void Gradients::watch(ManagedParameter& parameter) {
   if (!parameter.parked) {
     parameter.parked = std::make_shared<ParkedGradient>();
   }
-  const auto known = parameter.accumulator.lock();
+  auto known = parameter.accumulator.lock();
   if (known && !known->input_metadata(0).is_same_shape(parameter.tensor)) {
     // A graph holds it still: LibTorch would take it for the other shape too.
     autograd::impl::set_grad_accumulator(parameter.tensor, {});
+    known.reset();
   }
-  const auto accumulator = autograd::impl::grad_accumulator(parameter.tensor);
+  // Where it is frozen meanwhile it has none to ask for; what a graph holds still comes back with its gradients.
+  const auto accumulator =
+      parameter.tensor.requires_grad() ? autograd::impl::grad_accumulator(parameter.tensor) : known;
   if (accumulator != known) {
     parameter.accumulator = accumulator;
     accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), *accumulator, parameter));

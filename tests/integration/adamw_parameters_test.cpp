@@ -244,6 +244,30 @@ TEST(AdamW, takes_a_parameter_that_was_replaced_and_unfrozen_at_once) {
   EXPECT_FALSE(torch::equal(model.layers[1]->weight, torch::ones({width, width})));
 }
 
+TEST(AdamW, goes_on_where_a_parameter_was_frozen_and_replaced_while_a_graph_holds_it) {
+  at::set_num_threads(1);
+  Session session(tight());
+  Mlp model;
+  session.manage(model);
+  AdamW optimizer(session, usual());
+  std::vector<at::Tensor> losses;
+  const auto step = [&] {
+    losses.push_back(model.forward(batch()));
+    losses.back().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  step();
+  at::Tensor& weight = model.layers[1]->weight;
+  weight.requires_grad_(false);
+  weight.set_data(torch::ones({width, width}));
+  EXPECT_NO_THROW(step());
+  EXPECT_TRUE(torch::equal(weight, torch::ones({width, width})));
+  weight.requires_grad_(true);
+  EXPECT_NO_THROW(step());
+  EXPECT_FALSE(torch::equal(weight, torch::ones({width, width})));
+}
+
 TEST(AdamW, takes_a_parameter_that_was_frozen_turned_to_bf16_and_unfrozen) {
   at::set_num_threads(1);
   Session session(tight());
