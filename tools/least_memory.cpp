@@ -94,12 +94,15 @@ std::uint64_t least_device_bytes(const Config& config) {
   };
   const Saturating kept = layers * (recomputes ? stays(1) : 6 * stays(1) + stays(3) + 2 * stays(4));
   const Saturating logits = tokens * GptOptions::vocabulary * sizeof(float);
+  // Where all is kept, that is reckoned high by a few streams, as the first to be used in backward are let go of while
+  // others come: what is beside it makes up for those.
+  const auto beside_kept = [&](std::uint64_t streams) { return (activations == "keep" ? 0 : streams) * stream; };
   // When forward ends: the last norm's input and output; logits, and their softmax.
-  const Saturating after_forward = kept + 2 * stream + 2 * logits;
+  const Saturating after_forward = kept + beside_kept(2) + (activations == "keep" ? 1 : 2) * logits;
   // When backward has begun with the last layer: the gradients of its output and of gelu's, and that of the last
   // matrix, which is added to the one in the gradient chunk.
   const Saturating matrix_gradient = 4 * width * width * (element_bytes(model) + gradient_bytes(config));
-  const Saturating in_backward = kept + (recomputes ? of_layer - 1 : 0) * stream + 5 * stream + matrix_gradient;
+  const Saturating in_backward = kept + (recomputes ? of_layer - 1 : 0) * stream + beside_kept(5) + matrix_gradient;
   return std::max(after_forward, in_backward).value();
 }
 

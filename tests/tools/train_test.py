@@ -249,6 +249,14 @@ class SmallBudgets(TrainTest):
                 self.assertEqual(metrics.read_text(encoding="utf-8"), "")
             metrics.unlink()
 
+    def test_the_smallest_device_is_not_refused_before_training(self):
+        for layers, dtype in (3, "float32"), (5, "bfloat16"):
+            run = ["--set", f"model.layers={layers}", "--set", f"model.dtype={dtype}", "--set", "model.width=128",
+                   "--set", "model.sequence=64", "--set", "train.micro_batch=4", "--set", "placement.chunk=64KiB",
+                   "--set", "placement.activations=keep"]
+            needed = self.needed(*run, "--set", "device.memory=32MiB")
+            self.succeeds(*run, "--set", f"device.memory={needed}B")
+
     def test_the_smallest_device_stays_enough_when_blocks_have_been_planned(self):
         run = ["--set", "train.steps=12", "--set", "train.accumulate=1", "--set", "model.sequence=64",
                "--set", "host.memory=24MiB", "--set", "placement.chunk=256KiB", "--set", "placement.activations=auto"]
