@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory_info.h"
+#include "base/units.h"
 #include "integration/managed_storage.h"
 #include "integration/offloaded_activation.h"
 #include "integration/pause.h"
@@ -203,13 +204,20 @@ void OffloadedActivations::forget(const c10::StorageImpl* storage, const Offload
 }
 
 bool OffloadedActivations::may_leave(std::uint64_t bytes) const {
-  if (is_asked_for_ || home_ != Tier::host) {
+  if (home_ != Tier::host) {
     return true;
   }
   const Budget& host = memory_->budget(Tier::host);
   const std::uint64_t taken =
       kept_from_host_ + host.used(Kind::activation) + host.used(Kind::buffer) + host.used(Kind::other);
-  return taken + memory_->stream().room_bytes(bytes)[index_of(Tier::host)] <= host.capacity();
+  const std::uint64_t needed = taken + memory_->stream().room_bytes(bytes)[index_of(Tier::host)];
+  if (is_asked_for_ && needed > host.capacity()) {
+    throw OutOfMemory(
+        "host: " + format_bytes(bytes) + " of activations do not fit beside " + format_bytes(taken) +
+            " for chunks, their updates and other activations, in a budget of " + format_bytes(host.capacity()),
+        "raise host.memory to at least " + format_bytes_exactly(needed) + ", or set placement.activations = \"nvme\"");
+  }
+  return needed <= host.capacity();
 }
 
 ChunkId OffloadedActivations::take_chunk(std::uint64_t bytes) {

@@ -60,8 +60,7 @@ class OffloadedActivations final : public SavedTensorSource,
   /// runs any more.
   void close() noexcept;
 
-  /// So much of the host's memory is for chunks that rest there and for updates: where the program has not asked that
-  /// activations rest on the host, they leave that room free.
+  /// So much of the host's memory is for chunks that rest there and for updates: activations leave that room free.
   void keep_from_host(std::uint64_t bytes) noexcept { kept_from_host_ = bytes; }
 
   /// An op begins on the calling thread: what the thread has saved, and nobody holds any more, leaves. Of much that is
@@ -89,7 +88,8 @@ class OffloadedActivations final : public SavedTensorSource,
   std::shared_ptr<OffloadedActivation> activation_of(const at::Tensor& tensor);
   /// The storage is no longer here.
   void forget(const c10::StorageImpl* storage, const OffloadedActivation* activation) noexcept;
-  /// False where others may need the room that it would rest in.
+  /// False where others may need the room that it would rest in; throws OutOfMemory where the program has asked that it
+  /// rests there all the same.
   bool may_leave(std::uint64_t bytes) const;
   /// A new chunk of so many bytes. Throws OutOfMemory or IoError if it cannot rest.
   ChunkId take_chunk(std::uint64_t bytes);

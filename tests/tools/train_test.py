@@ -257,6 +257,11 @@ class SmallBudgets(TrainTest):
             needed = self.needed(*run, "--set", "device.memory=32MiB")
             self.succeeds(*run, "--set", f"device.memory={needed}B")
 
+    def test_activations_that_are_to_rest_on_the_host_leave_room_for_updates(self):
+        self.succeeds(*ON_NVME, "--set", "model.layers=3", "--set", "model.width=128", "--set", "model.sequence=64",
+                      "--set", "train.micro_batch=4", "--set", "placement.chunk=128KiB", "--set", "device.memory=24MiB",
+                      "--set", "host.memory=4MiB", "--set", "placement.activations=host")
+
     def test_the_smallest_device_stays_enough_when_blocks_have_been_planned(self):
         run = ["--set", "train.steps=12", "--set", "train.accumulate=1", "--set", "model.sequence=64",
                "--set", "host.memory=24MiB", "--set", "placement.chunk=256KiB", "--set", "placement.activations=auto"]
