@@ -87,18 +87,19 @@ std::uint64_t least_device_bytes(const Config& config) {
   constexpr std::uint64_t of_layer = 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4;
   const std::string& activations = config.placement.activations;
   const bool recomputes = activations == "recompute";
+  const bool keeps = activations == "keep";
   // What is small stays.
   const auto stays = [&](std::uint64_t streams) -> Saturating {
-    const bool leaves = activations != "keep" && streams * stream >= OffloadedActivations::smallest_that_leaves;
+    const bool leaves = !keeps && streams * stream >= OffloadedActivations::smallest_that_leaves;
     return leaves ? 0 : streams * stream;
   };
   const Saturating kept = layers * (recomputes ? stays(1) : 6 * stays(1) + stays(3) + 2 * stays(4));
   const Saturating logits = tokens * GptOptions::vocabulary * sizeof(float);
-  // Where all is kept, that is reckoned high by a few streams, as the first to be used in backward are let go of while
-  // others come: what is beside it makes up for those.
-  const auto beside_kept = [&](std::uint64_t streams) { return (activations == "keep" ? 0 : streams) * stream; };
+  // Where all is kept, runs were seen to need up to five streams less than the sums below say, for reasons not known:
+  // what is beside it is left out then.
+  const auto beside_kept = [&](std::uint64_t streams) { return (keeps ? 0 : streams) * stream; };
   // When forward ends: the last norm's input and output; logits, and their softmax.
-  const Saturating after_forward = kept + beside_kept(2) + (activations == "keep" ? 1 : 2) * logits;
+  const Saturating after_forward = kept + beside_kept(2) + (keeps ? 1 : 2) * logits;
   // When backward has begun with the last layer: the gradients of its output and of gelu's, and that of the last
   // matrix, which is added to the one in the gradient chunk.
   const Saturating matrix_gradient = 4 * width * width * (element_bytes(model) + gradient_bytes(config));

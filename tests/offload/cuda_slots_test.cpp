@@ -18,7 +18,20 @@
 namespace terrace {
 namespace {
 
-using CudaSlotsTest = CudaDeviceTest;
+class CudaSlotsTest : public CudaDeviceTest {
+ protected:
+  /// Opens the gate while another thread asks for a slot of a granule. Whether `ended` was set once it had that.
+  bool had_ended_by_the_next_slot(const std::atomic<bool>& ended) {
+    std::future<bool> had_ended = std::async(std::launch::async, [&] {
+      std::byte* const next = slot(1);
+      const bool before = ended;
+      free_slot(next, 1);
+      return before;
+    });
+    open_gate();
+    return had_ended.get();
+  }
+};
 
 TEST_F(CudaSlotsTest, a_slot_that_kernels_use_is_not_taken_apart_before_they_have_ended) {
   const CudaStream stream = compute_stream();
@@ -26,14 +39,7 @@ TEST_F(CudaSlotsTest, a_slot_that_kernels_use_is_not_taken_apart_before_they_hav
   std::atomic<bool> ended{false};
   launch(stream, first, [&] { ended = true; });
   free_slot(first, 16);
-  std::future<bool> had_ended = std::async(std::launch::async, [&] {
-    std::byte* const second = slot(1);
-    const bool before = ended;
-    free_slot(second, 1);
-    return before;
-  });
-  open_gate();
-  EXPECT_TRUE(had_ended.get());
+  EXPECT_TRUE(had_ended_by_the_next_slot(ended));
 }
 
 TEST_F(CudaSlotsTest, a_slot_that_kernels_use_serves_the_next_of_its_size_at_once_and_copies_wait_for_them) {
@@ -109,14 +115,7 @@ TEST_F(CudaSlotsTest, a_slot_that_is_given_back_unused_is_still_in_use_by_who_ha
   EXPECT_EQ(second, first);
   device_->unmap_slot(second, 16 * granule, Fence{});
   device_->budget().release(Kind::parameter, 16 * granule);
-  std::future<bool> had_ended = std::async(std::launch::async, [&] {
-    std::byte* const third = slot(1);
-    const bool before = ended;
-    free_slot(third, 1);
-    return before;
-  });
-  open_gate();
-  EXPECT_TRUE(had_ended.get());
+  EXPECT_TRUE(had_ended_by_the_next_slot(ended));
 }
 
 TEST_F(CudaSlotsTest, an_allocation_that_reuses_memory_waits_for_kernels_that_use_it) {
