@@ -11,6 +11,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "integration/buffer_snapshots.h"
+#include "integration/no_fallback.h"
 #include "integration/offloaded_activations.h"
 #include "integration/pause.h"
 #include "integration/recomputed_block.h"
@@ -166,6 +167,7 @@ std::unique_ptr<at::ObserverContext> prepare(OpPinner& pinner, const at::RecordF
 }
 
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
+  NoFallback::begin_op();
   OpPinner* pinner = attached.load(std::memory_order_acquire);
   if (pinner == nullptr || Pause::active()) {
     CurrentOp::enter("");
@@ -185,7 +187,10 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
   return touches_bytes ? prepare(*pinner, function, *traits) : nullptr;
 }
 
-void after_op(const at::RecordFunction&, at::ObserverContext*) { CurrentOp::leave(); }
+void after_op(const at::RecordFunction&, at::ObserverContext*) {
+  CurrentOp::leave();
+  NoFallback::end_op();
+}
 
 at::CallbackHandle installed_callback() {
   static const at::CallbackHandle installed = at::addGlobalCallback(

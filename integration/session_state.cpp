@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "integration/element_types.h"
 #include "integration/generator_state.h"
+#include "integration/no_fallback.h"
 #include "integration/recomputed_block.h"
 #include "integration/saved_tensors.h"
 #include "integration/vector_functions.h"
@@ -331,6 +332,7 @@ std::shared_ptr<BlockSource> SessionState::source() {
 }
 
 void SessionState::refused(std::exception_ptr error) noexcept {
+  NoFallback::refused();
   try {
     std::rethrow_exception(error);
   } catch (const OutOfMemory&) {
