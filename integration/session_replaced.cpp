@@ -4,9 +4,19 @@
 #include <utility>
 
 #include "base/error.h"
+#include "integration/buffer_snapshots.h"
 #include "integration/session_state.h"
 
 namespace terrace {
+
+void SessionState::take_in_replaced_buffers() {
+  const auto held = lock();
+  for (const ManagedBuffer& buffer : buffers_) {
+    if (!is_managed_buffer(buffer.tensor)) {
+      take_in(buffer.tensor);
+    }
+  }
+}
 
 void SessionState::take_in_replaced() {
   const auto held = lock();

@@ -20,12 +20,6 @@
 namespace terrace {
 namespace {
 
-/// Every block runs again.
-class RecomputeAll final : public BlockPlanner {
- public:
-  Decision begin_call() override { return {.runs_again = true, .meter = nullptr}; }
-};
-
 /// Where activations rest that leave the device; nothing where they stay there.
 std::optional<Tier> home_of_activations(const Config& config, c10::Device program_device) {
   const std::string& placement = config.placement.activations;
@@ -98,6 +92,26 @@ struct SessionState::RefusedOp final : at::ObserverContext {
   OpenStorages::Storages storages;
 };
 
+/// Decides by the plan, where one is made; otherwise every block runs again.
+class SessionState::Blocks final : public BlockPlanner {
+ public:
+  explicit Blocks(SessionState& session) : session_(session) {}
+
+  Decision begin_call() override {
+    Decision decision{.runs_again = true, .meter = nullptr};
+    if (session_.planner_ != nullptr) {
+      decision = session_.planner_->begin_call();
+    }
+    if (decision.runs_again) {
+      session_.take_in_replaced_buffers();  // only those that are known as such change once
+    }
+    return decision;
+  }
+
+ private:
+  SessionState& session_;
+};
+
 SessionState::SessionState(const Config& config)
     : config_(config),
       state_format_(state_format(config.optimizer.states)),
@@ -123,11 +137,11 @@ SessionState::SessionState(const Config& config)
         memory_, *home, is_asked_for, [this](std::exception_ptr error) { refused(std::move(error)); });
     activations_->open();
   }
-  if (config.placement.activations == "recompute") {
-    set_block_planner(std::make_shared<RecomputeAll>());
-  } else if (config.placement.activations == "auto" && activations_ != nullptr) {
+  if (config.placement.activations == "auto" && activations_ != nullptr) {
     planner_ = std::make_shared<ActivationPlanner>([this] { return memory_.stream().usage(); });
-    set_block_planner(planner_);
+  }
+  if (planner_ != nullptr || config.placement.activations == "recompute") {
+    set_block_planner(std::make_shared<Blocks>(*this));
   }
 }
 

@@ -73,6 +73,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// management again, and parameters that need a gradient now and needed none before. Throws LogicError, naming the
   /// parameter, where that cannot be.
   void take_in_replaced();
+  /// Of those the buffers alone.
+  void take_in_replaced_buffers();
   /// Gives every trainable chunk set that optimizers can update a momentum, a master where it needs one, and a variance
   /// if asked for. Throws OutOfMemory.
   void add_optimizer_chunks(bool with_variance);
@@ -131,6 +133,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void refused(std::exception_ptr error) noexcept override;
 
  private:
+  class Blocks;
   class OpPins;
   struct RefusedOp;
 

@@ -322,6 +322,32 @@ TEST(Block, changes_buffers_once_and_sees_them_as_they_were) {
   });
 }
 
+TEST(Block, changes_buffers_once_whose_storage_was_replaced_since_the_last_step) {
+  expect_the_same_everywhere(2, [](World& world) {
+    Normalizing model;
+    world.manage(model);
+    model.to(torch::kDouble);
+    model.to(torch::kFloat);
+    model.scale.set_data(torch::full({1}, 2.0f));
+    const at::Tensor x = input();
+    for (int i = 0; i < 2; ++i) {
+      block(
+          [&](const at::Tensor& value) {
+            ++world.runs;
+            return model.forward(value);
+          },
+          x)
+          .sum()
+          .backward();
+    }
+    Tensors results{copy_of(x.grad())};
+    for (const at::Tensor& buffer : model.buffers()) {
+      results.push_back(copy_of(buffer));
+    }
+    return results;
+  });
+}
+
 TEST(Block, runs_again_under_the_autocast_of_its_first_run) {
   expect_the_same_everywhere(2, [](World& world) {
     auto linear = world.linear();
