@@ -67,6 +67,7 @@ struct TrainArguments {
 ExitCode run_train(TrainArguments& arguments) {
   Config& config = arguments.options.config;
   config = arguments.config.load();
+  arguments.options.config_file = arguments.config.config;
   if (!arguments.data.empty()) config.data.paths.assign(arguments.data.begin(), arguments.data.end());
   return train(arguments.options) ? ExitCode::done : ExitCode::interrupted;
 }
@@ -200,6 +201,7 @@ int run_command(int argc, char** argv) noexcept {
   try {
     fill_standard_descriptors();
     std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error with a name, not the end
+    std::signal(SIGPIPE, SIG_IGN);  // nor do training and its checkpoint end with who reads the progress
     const ExitCode code = run(argc, argv);
     require_output();
     return static_cast<int>(code);

@@ -14,10 +14,12 @@ Interrupt::Interrupt() {
   struct sigaction action = {};
   action.sa_handler = on_interrupt;
   action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);  // reset: the second signal is not ours
-  sigaction(SIGINT, &action, &previous_);
+  for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &action, &previous_[i]);
 }
 
-Interrupt::~Interrupt() { sigaction(SIGINT, &previous_, nullptr); }
+Interrupt::~Interrupt() {
+  for (std::size_t i = 0; i < signals.size(); ++i) sigaction(signals[i], &previous_[i], nullptr);
+}
 
 bool Interrupt::requested() const noexcept { return interrupted != 0; }
 

@@ -1,11 +1,13 @@
-/// Ctrl-C, as a request to end after the current step. A second one ends the process at once.
+/// Ctrl-C, or the SIGTERM by which machines and schedulers ask, as a request to end after the current step. A second
+/// one ends the process at once.
 #pragma once
 
+#include <array>
 #include <csignal>
 
 namespace terrace {
 
-/// Listens for SIGINT while it lives. One at a time.
+/// Listens for them while it lives. One at a time.
 class Interrupt {
  public:
   Interrupt();
@@ -16,7 +18,9 @@ class Interrupt {
   bool requested() const noexcept;
 
  private:
-  struct sigaction previous_ = {};
+  static constexpr std::array signals{SIGINT, SIGTERM};
+
+  std::array<struct sigaction, signals.size()> previous_{};
 };
 
 }  // namespace terrace

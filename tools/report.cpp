@@ -128,6 +128,7 @@ std::string summary(const Report& report) {
         "nothing was left to do: resumed after step %lld, and the run ends after step %lld; last loss %.4f\n", before,
         planned, report.loss);
   }
+  if (report.tokens == 0) return formatted("interrupted before the first of %lld steps\n", planned - before);
   return formatted("%s %lld of %lld steps%s: %lld tokens in %s, %.0f tokens/s, stalled %.0f%%, last loss %.4f\n",
                    report.interrupted ? "interrupted after" : "trained", done, planned,
                    before == 0 ? "" : formatted(", resumed after step %lld", before).c_str(),

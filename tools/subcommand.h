@@ -1,6 +1,7 @@
 /// What the subcommands of the tool are made of.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 
@@ -20,7 +21,8 @@ inline CLI::Validator at_least(std::int64_t least) {
   return CLI::Validator(
       [least](const std::string& text) {
         std::int64_t value = 0;
-        const bool whole = CLI::detail::lexical_cast(text, value) && value >= least;
+        errno = 0;  // CLI11 takes the largest number for what is larger
+        const bool whole = CLI::detail::lexical_cast(text, value) && errno != ERANGE && value >= least;
         return whole ? std::string() : "found " + text + "; accepted: a whole number from " + std::to_string(least);
       },
       "");

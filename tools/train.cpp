@@ -23,6 +23,7 @@
 #include "tools/metrics.h"
 #include "tools/progress.h"
 #include "tools/report.h"
+#include "tools/run_files.h"
 #include "tools/terminal.h"
 #include "tools/training.h"
 
@@ -264,6 +265,7 @@ RunFacts facts_of(const Report& report, const Config& config) {
 
 bool train(const TrainOptions& options) {
   require_session_for_checkpoints(options);
+  require_files_of_their_own(options);
   if (!options.resume.empty()) CheckpointReader(checkpoint_files(), options.resume);  // told before the work
   std::optional<CheckpointLock> lock = lock_for_saving(options);
   const Config config = with_timeline(options.config, options);

@@ -12,6 +12,7 @@ namespace terrace {
 
 struct TrainOptions {
   Config config;
+  std::filesystem::path config_file;       ///< that it is from; empty: none
   bool unmanaged = false;                  ///< plain LibTorch, all in memory
   bool json = false;                       ///< the report as JSON
   std::optional<std::int64_t> stop_after;  ///< steps; the learning rate's schedule stays that of train.steps

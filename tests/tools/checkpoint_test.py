@@ -192,12 +192,18 @@ class Ended(CheckpointTest):
         return run
 
     def test_by_an_interrupt_resumes_to_the_same_losses(self):
+        self.interrupts_and_resumes(signal.SIGINT)
+
+    def test_by_a_request_to_terminate_resumes_to_the_same_losses(self):
+        self.interrupts_and_resumes(signal.SIGTERM)
+
+    def interrupts_and_resumes(self, by):
         path = self.folder / "run.jsonl"
         run = self.start("--set", "train.steps=100000", "--metrics", path, "--save", self.checkpoint)
         for line in run.stderr:
             if line.startswith("step "):
                 break
-        run.send_signal(signal.SIGINT)
+        run.send_signal(by)
         output, errors = run.communicate(timeout=60)
         self.assertEqual(run.returncode, 130, errors)
         self.assertIn(f"go on with --resume {self.checkpoint}", errors)
@@ -206,6 +212,20 @@ class Ended(CheckpointTest):
         end = ["--set", "train.steps=100000", "--stop-after", done + 3]
         self.succeeds("--metrics", path, "--resume", self.checkpoint, *end)
         self.assertEqual(self.steps_in(path), self.steps_of(*end))
+
+    def test_at_the_end_though_nobody_reads_the_progress_any_more(self):
+        run = self.start("--save", self.checkpoint)
+        run.stderr.close()
+        output = run.stdout.read()
+        self.assertEqual(run.wait(timeout=60), 0)
+        self.assertIn(f"saved to {self.checkpoint}", output)
+
+    def test_at_the_end_though_nobody_reads_the_report(self):
+        run = self.start("--save", self.checkpoint)
+        run.stdout.close()
+        self.assertIn("not all of the report", run.stderr.read())
+        self.assertEqual(run.wait(timeout=60), 4)
+        self.succeeds("--resume", self.checkpoint)
 
     def test_by_a_second_run_into_the_same_folder_never(self):
         run = self.start("--set", "train.steps=100000", "--save", self.checkpoint)

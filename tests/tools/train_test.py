@@ -185,6 +185,7 @@ class BadUsage(TrainTest):
     def test_a_count_must_be_a_whole_number(self):
         self.fails(2, ["--stop-after", "found 0", "from 1"], "--stop-after", "0")
         self.fails(2, ["--sample", "found many"], "--sample", "many")
+        self.fails(2, ["--evaluate", "found 9223372036854775808"], "--evaluate", 1 << 63)
 
     def test_a_command_is_required(self):
         run = subprocess.run([TERRACE], capture_output=True, text=True, check=False)
@@ -301,6 +302,17 @@ class BadPaths(TrainTest):
 
     def test_more_nvme_memory_than_the_disk_has_is_refused(self):
         self.fails(4, ["nvme.memory"], "--set", f'nvme.paths=["{self.folder}/nvme"]', "--set", "nvme.memory=900000TiB")
+
+    def test_a_file_that_is_for_something_else_is_not_overwritten(self):
+        timeline = self.folder / "t.json"
+        for options, named in [(("--metrics", self.config), "--config"), (("--timeline", self.config), "--config"),
+                               (("--metrics", self.text), "--data"),
+                               (("--metrics", timeline, "--timeline", self.folder / "." / "t.json"), "--timeline"),
+                               (("--output", self.folder, "--metrics", self.folder / "report.json"), "--output")]:
+            before = self.config.read_bytes() + self.text.read_bytes()
+            self.fails(2, ["would overwrite", named], *options)
+            self.assertEqual(self.config.read_bytes() + self.text.read_bytes(), before)
+        self.succeeds("--metrics", "/dev/null", "--timeline", "/dev/null")
 
     def test_metrics_that_cannot_be_written_are_named(self):
         self.fails(4, [self.text / "metrics"], "--metrics", self.text / "metrics")
