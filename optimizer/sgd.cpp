@@ -3,6 +3,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "optimizer/prefetching.h"
+
 // Highway compiles this file once for each instruction set and picks the best one at run time.
 // clang-format off
 #undef HWY_TARGET_INCLUDE

@@ -242,7 +242,7 @@ void QueuedUpdate::update(const Item& item, const Pin& pin) const {
   for (const std::size_t position : item.segments) {
     add_parts(parts, job_.segments[position], operands, counts_[position]);
   }
-  // Threads take many at first and few at last, which are to be those that take long.
+  // A thread takes many at first and few at last, which are to be those that take long.
   std::stable_sort(parts.begin(), parts.end(),
                    [](const Part& one, const Part& other) { return one.run.count < other.run.count; });
   threads_.for_each(parts.size(), [&](std::size_t i) {
