@@ -5,7 +5,8 @@
 /// Inputs and result may be of any type. Where `placement.activations` is "recompute", a session lives and a graph
 /// is recorded, the tensors that autograd saves within the block are not kept: backward runs the function again to
 /// get them. Everywhere else the function is called straight through. Results are the same either way; managed buffers
-/// that the function writes, as batch norm does, change once.
+/// that the function writes in place, as batch norm does, change once. It must give none of them another storage
+/// (set_data): that would happen twice.
 ///
 /// The function must depend on nothing that changes between forward and backward but its inputs and the parameters
 /// it uses, and draw random numbers from LibTorch's default generator only. It and its inputs are copied and live

@@ -53,6 +53,20 @@ struct NodeMutex : autograd::Node {
   static std::mutex& of(autograd::Node& node) { return node.*(&NodeMutex::mutex_); }
 };
 
+bool is_in_its_run(const ManagedParameter& parameter) {
+  const at::Tensor& gradient = parameter.tensor.grad();
+  const ManagedStorage* const managed = ManagedStorage::of(gradient);
+  return managed != nullptr && managed == parameter.gradient.lock().get() && gradient.storage_offset() == 0 &&
+         gradient.strides() == parameter.tensor.strides() && gradient.scalar_type() == parameter.gradient_type &&
+         !gradient.is_neg();
+}
+
+/// Whether the program would notice that the gradient has become another tensor, of the type that is summed up.
+bool is_seen_otherwise(const at::Tensor& gradient, at::ScalarType summed_up) {
+  return gradient.scalar_type() != summed_up || gradient.use_count() > 1 ||
+         (gradient.has_storage() && gradient.storage().use_count() > 1);
+}
+
 }  // namespace
 
 /// Before AccumulateGrad: sets aside what is accumulated, so that it sees none.
@@ -180,6 +194,13 @@ void Gradients::require_type_asked_for(const ManagedParameter& parameter, at::Sc
   }
 }
 
+void Gradients::adopt_unless_seen(ManagedParameter& parameter) {
+  const at::Tensor& gradient = parameter.tensor.grad();
+  if (gradient.defined() && !is_seen_otherwise(gradient, parameter.gradient_type)) {
+    adopt(parameter);
+  }
+}
+
 void Gradients::adopt(ManagedParameter& parameter) {
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   if (!gradient.defined() || gradient.requires_grad()) {
@@ -188,10 +209,7 @@ void Gradients::adopt(ManagedParameter& parameter) {
   if (ManagedStorage::of(parameter.tensor) != parameter.storage.get() || !parameter.gradient_chunk) {
     return;  // it has another storage now, perhaps of another shape, or was unfrozen: the next step takes it in
   }
-  const ManagedStorage* managed = ManagedStorage::of(gradient);
-  if (managed != nullptr && managed == parameter.gradient.lock().get() && gradient.storage_offset() == 0 &&
-      gradient.strides() == parameter.tensor.strides() && gradient.scalar_type() == parameter.gradient_type &&
-      !gradient.is_neg()) {
+  if (is_in_its_run(parameter)) {
     return;
   }
   if (gradient.layout() != at::kStrided) {
@@ -206,9 +224,9 @@ void Gradients::adopt(ManagedParameter& parameter) {
 }
 
 at::Tensor Gradients::for_update(ManagedParameter& parameter) {
-  adopt(parameter);
+  adopt_unless_seen(parameter);
   const at::Tensor& gradient = parameter.tensor.grad();
-  if (!gradient.requires_grad()) {
+  if (is_in_its_run(parameter)) {
     return gradient;
   }
   const at::NoGradGuard no_grad;

@@ -5,12 +5,14 @@
 /// gradient: no reference is kept here, so when the program drops a gradient its storage dies, and when all
 /// of a chunk's have died the chunk is discarded without a transfer.
 ///
-/// A gradient that itself requires grad (create_graph) is left alone. Post-accumulate hooks that were there
-/// run after ours. Sparse gradients throw LogicError.
+/// A gradient that itself requires grad (create_graph) is left alone, and so is one that the program has set and can
+/// see otherwise too: a tensor that it holds, a view, one of another type. The update reads a copy of those.
+/// Post-accumulate hooks that were there run after ours. Sparse gradients throw LogicError.
 ///
 /// Threads: the hooks run on whichever thread LibTorch runs them, several at once, and take the program mutex (see
-/// SessionState) where they change what is known of a parameter. `watch`, `adopt`, `for_update` and `make_ordinary` are
-/// called under it. `notice_dead_storages` never takes it: whoever is waited for under it calls that.
+/// SessionState) where they change what is known of a parameter. `watch`, `adopt_unless_seen`, `for_update` and
+/// `make_ordinary` are called under it. `notice_dead_storages` never takes it: whoever is waited for under it calls
+/// that.
 #pragma once
 
 #include <atomic>
@@ -32,9 +34,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// object.
   void watch(ManagedParameter& parameter);
 
-  /// Moves an ordinary gradient of the parameter, set by whatever route, into its managed run. No gradient,
-  /// or a managed one: does nothing.
-  void adopt(ManagedParameter& parameter);
+  /// Moves an ordinary gradient of the parameter, set by whatever route, into its managed run, unless it is one to
+  /// leave alone.
+  void adopt_unless_seen(ManagedParameter& parameter);
 
   /// Throws LogicError, by the parameter's name, for a gradient of another shape than it or a sparse one.
   static void require_fits(const ManagedParameter& parameter, const at::Tensor& gradient);
@@ -43,8 +45,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// than its own and the one that they are `summed_up` in.
   static void require_type_asked_for(const ManagedParameter& parameter, at::ScalarType summed_up);
 
-  /// The parameter's gradient as the update reads it, in its managed run: adopted, or where it requires grad
-  /// itself copied there. To be kept until the update is done. The gradient must be defined.
+  /// The parameter's gradient as the update reads it, in its managed run: adopted, or where it is left alone copied
+  /// there. To be kept until the update is done. The gradient must be defined.
   at::Tensor for_update(ManagedParameter& parameter);
 
   /// Tells residency of gradients, and spilled storages, that died since the last call. Any thread.
@@ -69,6 +71,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void tell_of_dead_storages();
   /// A managed storage died. Parameters' are ignored.
   void on_storage_death(const ManagedStorage& storage);
+  /// Moves an ordinary gradient into the managed run. No gradient, or a managed one: does nothing.
+  void adopt(ManagedParameter& parameter);
+  /// A gradient in the managed run, with nothing in it yet.
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);
 

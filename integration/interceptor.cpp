@@ -167,15 +167,16 @@ std::unique_ptr<at::ObserverContext> prepare(OpPinner& pinner, const at::RecordF
 }
 
 std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& function) {
-  NoFallback::begin_op();
   OpPinner* pinner = attached.load(std::memory_order_acquire);
   if (pinner == nullptr || Pause::active()) {
     CurrentOp::enter("");
+    NoFallback::enter(/*is_op=*/false);
     return nullptr;
   }
   OffloadedActivations::before_op();
   const OpTraits* const traits = KnownOps::of_this_thread().find(function);
   CurrentOp::enter(traits != nullptr ? function.name() : CurrentOp::name());  // other names need not live
+  NoFallback::enter(/*is_op=*/traits != nullptr);
   const bool touches_bytes = traits != nullptr && traits->touches_bytes;
   if (SpillableStorages* const storages = SpillableStorages::active()) {
     auto frame = storages->begin_op(function.inputs(), touches_bytes);
@@ -189,7 +190,7 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
 
 void after_op(const at::RecordFunction&, at::ObserverContext*) {
   CurrentOp::leave();
-  NoFallback::end_op();
+  NoFallback::leave();
 }
 
 at::CallbackHandle installed_callback() {

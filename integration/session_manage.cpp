@@ -133,7 +133,7 @@ void SessionState::watch(ManagedParameter& parameter) {
   ask_for_gradients_of(parameter.gradient_type, parameter.tensor);
   if (parameter.gradient_chunk) {
     gradients_->watch(parameter);
-    gradients_->adopt(parameter);
+    gradients_->adopt_unless_seen(parameter);
   }
 }
 

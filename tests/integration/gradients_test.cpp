@@ -164,6 +164,67 @@ TEST(Gradients, set_by_hand_before_manage_are_adopted) {
   }
 }
 
+TEST(Gradients, that_the_program_has_set_and_writes_by_tensors_of_its_own_stay_those) {
+  expect_the_bits_of_unmanaged([](World& world) {
+    Tensors results;
+    const at::Tensor own = torch::zeros({width, width});
+    const at::Tensor flat = torch::zeros({2 * width});  // as a bucket of several
+    world.weight(0).mutable_grad() = own;
+    world.weight(1).mutable_grad() = own;
+    world.bias(2).mutable_grad() = flat.slice(0, 0, width);
+    world.bias(3).mutable_grad() = flat.slice(0, width);
+    for (int i = 0; i < 3; ++i) {
+      own.fill_(i + 1);
+      flat.copy_(torch::arange(2 * width));
+      if (i == 2) {
+        world.backward();
+      }
+      read_all(world);
+      world.optimizer->step();
+      add_gradients(world, results);
+      add_parameters(world, results);
+    }
+    return results;
+  });
+}
+
+TEST(Gradients, of_another_type_that_the_program_has_set_keep_it_over_the_step) {
+  for (const char* const accumulate : {"gradient", "float32"}) {
+    for (const at::ScalarType set : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(c10::str(accumulate, ", set as ", set));
+      Tensors results[2];
+      for (const bool managed : {false, true}) {
+        at::set_num_threads(1);
+        torch::manual_seed(5);
+        Config config = tight();
+        config.optimizer.accumulate = accumulate;
+        std::optional<Session> session;
+        torch::nn::Linear linear(width, width);
+        linear->to(torch::kBFloat16);
+        if (managed) {
+          session.emplace(config);
+          session->manage(*linear);
+        }
+        const AdamW::Options options(1e-2);
+        auto optimizer = session ? std::make_unique<AdamW>(*session, options)
+                                 : std::make_unique<AdamW>(linear->parameters(), options, config.optimizer);
+        for (const at::Tensor& parameter : linear->parameters()) {
+          parameter.mutable_grad() = torch::full_like(parameter, 0.3, set);
+        }
+        for (int i = 0; i < 2; ++i) {
+          optimizer->step();
+          linear(torch::randn({4, width}, at::kBFloat16)).sum().backward();
+          for (const at::Tensor& parameter : linear->parameters()) {
+            results[managed].push_back(parameter.detach().clone());
+            results[managed].push_back(parameter.grad().clone());
+          }
+        }
+      }
+      expect_same_bits(results[1], results[0]);
+    }
+  }
+}
+
 TEST(Gradients, held_by_the_program_keep_their_value_over_zero_grad_and_the_next_backward) {
   expect_the_bits_of_unmanaged([](World& world) {
     Tensors results;

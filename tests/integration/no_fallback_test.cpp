@@ -1,5 +1,6 @@
 // Ops that are refused memory, and would rather go on without.
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -42,12 +43,36 @@ at::Tensor complains(const at::Tensor& x) {
   return x.clone();
 }
 
+/// Is refused memory under a handler of its own, and later warns of something else.
+at::Tensor recovers() {
+  Warnings own;
+  {
+    const c10::WarningUtils::WarningHandlerGuard heard(&own);
+    try {
+      return at::empty({std::int64_t{1} << 30});
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  }
+  try {
+    return at::empty({std::int64_t{1} << 30});
+  } catch (const c10::OutOfMemoryError&) {
+  }
+  try {
+    throw std::runtime_error("could do with less");
+  } catch (const std::exception& error) {
+    TORCH_WARN(error.what());
+  }
+  return at::empty({1});
+}
+
 class NoFallback : public ::testing::Test {
  protected:
   NoFallback() {
     library_.def("makes_do(int elements) -> Tensor");
     library_.def("complains(Tensor x) -> Tensor");
+    library_.def("recovers() -> Tensor");
     library_.impl("makes_do", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &makes_do));
+    library_.impl("recovers", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &recovers));
     library_.impl("complains", torch::dispatch(c10::kCPU, &complains));
   }
 
@@ -62,6 +87,10 @@ class NoFallback : public ::testing::Test {
         .findSchemaOrThrow("terrace_test::complains", "")
         .typed<at::Tensor(const at::Tensor&)>()
         .call(x);
+  }
+
+  static at::Tensor guarded() {
+    return c10::Dispatcher::singleton().findSchemaOrThrow("terrace_test::recovers", "").typed<at::Tensor()>().call();
   }
 
   torch::Library library_{torch::Library::DEF, "terrace_test", std::nullopt, __FILE__, __LINE__};
@@ -86,6 +115,38 @@ TEST_F(NoFallback, warnings_reach_who_asked_for_them_but_for_those_of_refused_op
   complain(at::ones({1}));
   EXPECT_THAT(warnings_.texts, ElementsAre(HasSubstr("not today"), HasSubstr("not today")));
   EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
+}
+
+/// Refuses what it is asked for to whoever catches that himself.
+void be_refused() { EXPECT_THROW(at::empty({std::int64_t{1} << 30}), c10::OutOfMemoryError); }
+
+TEST_F(NoFallback, a_handler_of_the_programs_own_is_the_same_after_a_refusal_wherever_that_is) {
+  Session session(tight_config());
+  {
+    RECORD_FUNCTION("a step", c10::ArrayRef<const c10::IValue>{});
+    Warnings inner;
+    {
+      const c10::WarningUtils::WarningHandlerGuard heard(&inner);
+      be_refused();
+    }
+    EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
+    be_refused();
+    try {
+      TORCH_CHECK(false, "of the program");
+    } catch (const c10::Error& error) {
+      TORCH_WARN(error.what());
+    }
+  }
+  EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
+  EXPECT_THAT(warnings_.texts, ElementsAre(HasSubstr("of the program")));
+}
+
+TEST_F(NoFallback, an_op_with_a_handler_of_its_own_leaves_the_programs_in_place) {
+  Session session(tight_config());
+  EXPECT_EQ(guarded().numel(), 1);
+  EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
+  complain(at::ones({1}));
+  EXPECT_THAT(warnings_.texts, ElementsAre(HasSubstr("could do with less"), HasSubstr("not today")));
 }
 
 TEST_F(NoFallback, a_batched_product_in_bf16_that_is_refused_memory_leaves_one_dnn_on) {
