@@ -28,6 +28,9 @@ std::optional<double> number(const toml::node& node) {
   return std::nullopt;
 }
 
+/// More than any machine has, and few enough that sums of sizes do not overflow.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60U;
+
 /// The fewest digits that are read back as the same number.
 std::string shortest(double number) {
   std::array<char, 32> buffer{};
@@ -80,11 +83,14 @@ std::optional<std::uint64_t> Value::size_or_auto(std::string_view accepted) cons
   if (text == nullptr) {
     refuse(accepted, node_.is_number() ? "a size is a string with a unit: \"" + to_text(node_) + "B\"" : "");
   }
+  std::uint64_t bytes = 0;
   try {
-    return parse_bytes(text->get());
+    bytes = parse_bytes(text->get());
   } catch (const ConfigError& error) {
     fail(error.message() + "; accepted: " + std::string(accepted), error.hint());
   }
+  if (bytes > kMostBytes) refuse(std::string(accepted) + ", up to \"" + format_bytes_exactly(kMostBytes) + "\"");
+  return bytes;
 }
 
 std::optional<std::uint64_t> Value::optional_byte_rate() const {

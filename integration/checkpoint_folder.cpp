@@ -40,6 +40,10 @@ std::optional<std::string> CheckpointFolder::manifest_text() const {
   return text;
 }
 
+bool CheckpointFolder::is_own(const std::filesystem::path& name) {
+  return name == lock || name == the_manifest || name == next_manifest || is_data_file_name(name.string());
+}
+
 std::optional<CheckpointManifest> CheckpointFolder::manifest() const {
   const std::optional<std::string> text = manifest_text();
   return text ? std::optional(parse_manifest(*text, manifest_path())) : std::nullopt;
@@ -52,9 +56,7 @@ void CheckpointFolder::require_own() const {
     return;  // a checkpoint that cannot be loaded may be replaced
   }
   for (const std::string& name : names()) {
-    const bool is_own =
-        is_data_file_name(name) || name == lock_path().filename() || name == next_manifest_path().filename();
-    if (!is_own) {
+    if (!is_own(name)) {
       throw ConfigError("checkpoint: " + path_.string() + " holds '" + name + "', which is no part of a checkpoint",
                         "choose an empty folder, or one that does not exist yet");
     }

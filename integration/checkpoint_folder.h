@@ -23,10 +23,13 @@ class CheckpointFolder {
 
   CheckpointFiles& files() const noexcept { return files_; }
   const std::filesystem::path& path() const noexcept { return path_; }
-  std::filesystem::path lock_path() const { return path_ / "lock"; }
-  std::filesystem::path manifest_path() const { return path_ / "manifest.json"; }
+  std::filesystem::path lock_path() const { return path_ / lock; }
+  std::filesystem::path manifest_path() const { return path_ / the_manifest; }
   /// Where the next manifest is written before it takes the place of the one before.
-  std::filesystem::path next_manifest_path() const { return path_ / "manifest.json.tmp"; }
+  std::filesystem::path next_manifest_path() const { return path_ / next_manifest; }
+
+  /// Whether a file of that name in such a folder is one of its own.
+  static bool is_own(const std::filesystem::path& name);
 
   /// The manifest's text; nothing if there is none. Throws ConfigError if it is not a checkpoint's, and CorruptData if
   /// it is larger than any.
@@ -45,6 +48,10 @@ class CheckpointFolder {
   void remove_all_but(std::string_view data_file) const noexcept;
 
  private:
+  static constexpr const char* lock = "lock";
+  static constexpr const char* the_manifest = "manifest.json";
+  static constexpr const char* next_manifest = "manifest.json.tmp";
+
   std::vector<std::string> names() const;
   void remove(const std::string& name) const;
 

@@ -27,16 +27,20 @@ HostArena::HostArena(std::size_t granule_bytes, std::size_t granule_count)
     throw LogicError("host: " + std::to_string(granule_count) + " granules of " + std::to_string(granule_bytes) +
                      " B exceed the address space");
   }
-  touched_ = PlaceSet(granule_count);
-  untouched_ = PlaceSet(granule_count);
-  for (std::uint64_t granule = 0; granule < granule_count; ++granule) untouched_.insert(granule);
   if (granule_count == 0) return;
-
   region_ = map_from_huge_page(capacity_bytes());
   if (region_ == nullptr) {
     throw OutOfMemory("host: mapping an arena of " + format_bytes(capacity_bytes()) + " failed: " + errno_text(errno),
                       "lower host.memory or raise the address space limit (ulimit -v)");
   }
+  try {
+    touched_ = PlaceSet(granule_count);
+    untouched_ = PlaceSet(granule_count);
+  } catch (...) {
+    ::munmap(region_, capacity_bytes());
+    throw;
+  }
+  for (std::uint64_t granule = 0; granule < granule_count; ++granule) untouched_.insert(granule);
 }
 
 HostArena::~HostArena() {

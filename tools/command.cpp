@@ -93,7 +93,7 @@ Subcommand add_train(CLI::App& app) {
   train->add_option("--stop-after", options.stop_after, "End after so many steps of train.steps")
       ->type_name("STEPS")
       ->check(at_least(1));
-  train->add_option("--save", options.save, "Save a checkpoint at the end, and at Ctrl-C after the step")
+  train->add_option("--save", options.save, "Save a checkpoint at the end, and at Ctrl-C or SIGTERM after the step")
       ->type_name("FOLDER")
       ->check(folder_name());
   train->add_option("--save-every", options.save_every, "Save after every so many steps too")

@@ -1,5 +1,5 @@
-/// Ctrl-C, or the SIGTERM by which machines and schedulers ask, as a request to end after the current step. A second
-/// one ends the process at once.
+/// Ctrl-C, the SIGTERM by which machines and schedulers ask, or a terminal that goes (SIGHUP, but under nohup), as a
+/// request to end after the current step. A second one of the same kind ends the process at once.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ class Interrupt {
   bool requested() const noexcept;
 
  private:
-  static constexpr std::array signals{SIGINT, SIGTERM};
+  static constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
 
   std::array<struct sigaction, signals.size()> previous_{};
 };

@@ -2,26 +2,32 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "base/error.h"
+#include "integration/checkpoint_folder.h"
 
 namespace terrace {
 namespace {
 
+namespace fs = std::filesystem;
+
 struct File {
   const char* option;
-  std::filesystem::path path;
+  fs::path path;
 };
+
+constexpr const char* config_name = "config.toml";
 
 std::vector<File> written_by(const TrainOptions& options) {
   std::vector<File> files;
   if (!options.metrics.empty()) files.push_back({"--metrics", options.metrics});
   if (!options.timeline.empty()) files.push_back({"--timeline", options.timeline});
   if (!options.output.empty()) {
-    for (const char* name : {"metrics.jsonl", "report.json", "sample.txt"}) {
+    for (const char* name : {config_name, "metrics.jsonl", "report.json", "sample.txt"}) {
       files.push_back({"--output", options.output / name});
     }
   }
@@ -35,17 +41,48 @@ std::vector<File> read_by(const TrainOptions& options) {
   return files;
 }
 
-bool are_the_same(const File& one, const File& other) {
+/// Where a file is, or would be: links followed, and the folders that are not there yet as they are written. Empty
+/// where that cannot be found out.
+fs::path place_of(fs::path path) {
+  constexpr int most_links = 40;
   std::error_code error;
-  if (std::filesystem::is_other(one.path, error)) return false;
-  return std::filesystem::weakly_canonical(one.path, error) == std::filesystem::weakly_canonical(other.path, error) ||
-         std::filesystem::equivalent(one.path, other.path, error);
+  path = fs::absolute(path, error);
+  for (int links = 0; links < most_links && fs::is_symlink(path, error); ++links) {
+    path = path.parent_path() / fs::read_symlink(path, error);
+  }
+  path = fs::weakly_canonical(path, error);
+  return error ? fs::path() : path;
 }
 
-void require_differ(const File& written, const File& other) {
-  if (!are_the_same(written, other)) return;
+bool are_the_same(const File& one, const File& other) {
+  std::error_code error;
+  if (fs::is_other(one.path, error)) return false;
+  const fs::path place = place_of(one.path);
+  return (!place.empty() && place == place_of(other.path)) || fs::equivalent(one.path, other.path, error);
+}
+
+/// Whether the file is a text in that folder, and begins as nothing that a run writes.
+bool is_text_within(const File& file, const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error) || !fs::is_regular_file(file.path, error)) return false;
+  const fs::path place = place_of(file.path);
+  const fs::path within = place_of(folder);
+  const bool is_within =
+      !within.empty() && std::mismatch(within.begin(), within.end(), place.begin(), place.end()).first == within.end();
+  const bool is_of_a_run = place.filename() == config_name || place.filename() == "sample.txt" ||
+                           std::ifstream(file.path, std::ios::binary).peek() == '{';
+  return is_within && !is_of_a_run && fs::file_size(file.path, error) > 0;
+}
+
+bool is_part_of_a_checkpoint(const File& file, const fs::path& folder) {
+  const fs::path place = place_of(file.path);
+  return !folder.empty() && !place.empty() && place.parent_path() == place_of(folder) &&
+         CheckpointFolder::is_own(place.filename());
+}
+
+[[noreturn]] void refuse(const File& written, const File& other) {
   throw ConfigError(
-      std::string(written.option) + " would overwrite " + other.path.string() + ", which is for " + other.option,
+      std::string(written.option) + " would overwrite " + written.path.string() + ", which is for " + other.option,
       "give each a file of its own");
 }
 
@@ -55,8 +92,18 @@ void require_files_of_their_own(const TrainOptions& options) {
   const std::vector<File> written = written_by(options);
   const std::vector<File> read = read_by(options);
   for (auto file = written.begin(); file != written.end(); ++file) {
-    std::for_each(file + 1, written.end(), [&](const File& other) { require_differ(*file, other); });
-    std::for_each(read.begin(), read.end(), [&](const File& other) { require_differ(*file, other); });
+    for (auto other = file + 1; other != written.end(); ++other) {
+      if (are_the_same(*file, *other)) refuse(*file, *other);
+    }
+    for (const File& folder : {File{"--save", options.save}, File{"--resume", options.resume}}) {
+      if (is_part_of_a_checkpoint(*file, folder.path)) refuse(*file, folder);
+    }
+    for (const File& other : read) {
+      const bool is_own_config = file->path.filename() == config_name && file->option == std::string("--output") &&
+                                 other.option == std::string("--config");
+      if (!is_own_config && are_the_same(*file, other)) refuse(*file, other);
+      if (other.option == std::string("--data") && is_text_within(*file, other.path)) refuse(*file, other);
+    }
   }
 }
 

@@ -1,9 +1,11 @@
 /// What the subcommands of the tool are made of.
 #pragma once
 
-#include <cerrno>
+#include <charconv>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
@@ -20,10 +22,16 @@ struct Subcommand {
 inline CLI::Validator at_least(std::int64_t least) {
   return CLI::Validator(
       [least](const std::string& text) {
+        // CLI11 takes the largest number for what is larger, and 010 for 8.
         std::int64_t value = 0;
-        errno = 0;  // CLI11 takes the largest number for what is larger
-        const bool whole = CLI::detail::lexical_cast(text, value) && errno != ERANGE && value >= least;
-        return whole ? std::string() : "found " + text + "; accepted: a whole number from " + std::to_string(least);
+        const char* const end = text.data() + text.size();
+        const auto [last, error] = std::from_chars(text.data(), end, value);
+        const bool begins_with_zero = text.size() > 1 && text.front() == '0';
+        if (error == std::errc() && last == end && !begins_with_zero && value >= least) return std::string();
+        return "found " + text + "; accepted: a whole number from " + std::to_string(least) +
+               (error == std::errc::result_out_of_range
+                    ? " to " + std::to_string(std::numeric_limits<std::int64_t>::max())
+                    : "");
       },
       "");
 }

@@ -92,6 +92,8 @@ Config with_timeline(Config config, const TrainOptions& options) {
 
 /// What cannot be written is told before there is anything to lose.
 void require_can_write_timeline(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_other(path, error)) return;  // whose reader would take it for the end
   errno = 0;
   if (!path.empty() && !std::ofstream(path, std::ios::binary | std::ios::app)) {
     throw IoError("--timeline: opening " + path.string() + " failed: " + std::generic_category().message(errno),
@@ -213,7 +215,13 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
   Progress progress(last_step, training.usage());
   while (training.steps_done() < last_step && !interrupt.requested()) {
     const StepMetrics step = training.step();
-    lines.add(step);
+    try {
+      lines.add(step);
+    } catch (const IoError&) {  // the step is done all the same
+      training.finish();
+      checkpoints.at_the_end();
+      throw;
+    }
     progress.show(step);
     report.tokens += step.tokens;
     report.seconds += step.seconds;

@@ -112,7 +112,7 @@ TEST(Config, a_bad_size_says_why_and_what_is_accepted) {
   EXPECT_EQ(error.find("t.toml:1: host.memory: \"12XB\" is not a size: unknown unit \"XB\"; accepted: a size"), 0U);
   EXPECT_NE(error.find("hint: write a number and a unit, such as \"512MiB\""), std::string::npos);
   for (const char* key : {"device.memory", "device.chunks", "host.memory", "nvme.memory", "placement.chunk"}) {
-    for (const char* size : {"\"0B\"", "\"-1MiB\"", "\"\"", "\"17000000TiB\"", "[]", "1.5"}) {
+    for (const char* size : {"\"0B\"", "\"-1MiB\"", "\"\"", "\"17000000TiB\"", "\"1048577TiB\"", "[]", "1.5"}) {
       EXPECT_EQ(parse_error(std::string(key) + " = " + size).find("t.toml:1: " + std::string(key) + ": "), 0U);
     }
   }

@@ -220,6 +220,19 @@ class Ended(CheckpointTest):
         self.assertEqual(run.wait(timeout=60), 0)
         self.assertIn(f"saved to {self.checkpoint}", output)
 
+    def test_at_the_step_whose_metrics_cannot_be_written(self):
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        run = self.start("--set", "train.steps=100000", "--save", self.checkpoint, "--metrics", pipe)
+        with pipe.open(encoding="utf-8") as lines:
+            lines.readline()
+        self.assertIn("metrics: writing to", run.stderr.read())
+        self.assertEqual(run.wait(timeout=60), 4)
+        self.assertEqual(self.train("--resume", self.checkpoint, "--stop-after", 1).returncode, 0)
+
+    def test_by_the_end_of_its_terminal_resumes_to_the_same_losses(self):
+        self.interrupts_and_resumes(signal.SIGHUP)
+
     def test_at_the_end_though_nobody_reads_the_report(self):
         run = self.start("--save", self.checkpoint)
         run.stdout.close()

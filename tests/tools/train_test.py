@@ -185,7 +185,8 @@ class BadUsage(TrainTest):
     def test_a_count_must_be_a_whole_number(self):
         self.fails(2, ["--stop-after", "found 0", "from 1"], "--stop-after", "0")
         self.fails(2, ["--sample", "found many"], "--sample", "many")
-        self.fails(2, ["--evaluate", "found 9223372036854775808"], "--evaluate", 1 << 63)
+        self.fails(2, ["--evaluate", "found 9223372036854775808", "to 9223372036854775807"], "--evaluate", 1 << 63)
+        self.fails(2, ["--stop-after", "found 010"], "--stop-after", "010")
 
     def test_a_command_is_required(self):
         run = subprocess.run([TERRACE], capture_output=True, text=True, check=False)
@@ -305,14 +306,30 @@ class BadPaths(TrainTest):
 
     def test_a_file_that_is_for_something_else_is_not_overwritten(self):
         timeline = self.folder / "t.json"
-        for options, named in [(("--metrics", self.config), "--config"), (("--timeline", self.config), "--config"),
+        texts = self.folder / "texts"
+        texts.mkdir()
+        (texts / "a.txt").write_text(self.text.read_text(encoding="utf-8"), encoding="utf-8")
+        (self.folder / "link.json").symlink_to("t.json")
+        output = self.folder / "out"
+        for options, named in [
+                               (("--metrics", timeline, "--timeline", self.folder / "link.json"), "--timeline"),
+                               (("--metrics", "m.json", "--timeline", "./m.json"), "--timeline"),
+                               (("--metrics", "out/metrics.jsonl", "--output", output), "--output"),
+                               (("--metrics", output / "config.toml", "--output", output), "--output"),
+                               (("--metrics", "save/manifest.json", "--save", self.folder / "save"), "--save"),
+                               (("--data", texts, "--metrics", texts / "a.txt"), "--data"),
+                               (("--metrics", self.config), "--config"), (("--timeline", self.config), "--config"),
                                (("--metrics", self.text), "--data"),
                                (("--metrics", timeline, "--timeline", self.folder / "." / "t.json"), "--timeline"),
                                (("--output", self.folder, "--metrics", self.folder / "report.json"), "--output")]:
             before = self.config.read_bytes() + self.text.read_bytes()
             self.fails(2, ["would overwrite", named], *options)
             self.assertEqual(self.config.read_bytes() + self.text.read_bytes(), before)
+        self.assertEqual(list(texts.iterdir()), [texts / "a.txt"])
         self.succeeds("--metrics", "/dev/null", "--timeline", "/dev/null")
+        for _ in range(2):
+            self.succeeds("--data", texts, "--metrics", texts / "m.jsonl", "--output", texts)
+        self.succeeds("--output", texts, config=texts / "config.toml")
 
     def test_metrics_that_cannot_be_written_are_named(self):
         self.fails(4, [self.text / "metrics"], "--metrics", self.text / "metrics")
