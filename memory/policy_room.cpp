@@ -329,10 +329,11 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
   std::string hint = tier == Tier::nvme ? "raise nvme.memory by at least " +
                                               format_bytes_exactly(least - std::min(least, budget.capacity()))
                                         : "raise " + name + ".memory to at least " + format_bytes_exactly(least);
+  if (tier != Tier::nvme) {
+    hint += ", and more for what comes after it (a step that has run tells how much: MemoryUsage::needed)";
+  }
   if (tier == Tier::device) {
-    hint +=
-        ", and more for what comes after it (a step that has run tells how much: MemoryUsage::needed), lower the "
-        "micro-batch, or build the model inside Session::construct if it was built outside";
+    hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
   }
   return std::make_exception_ptr(OutOfMemory(message, hint));
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -16,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct File {
-  const char* option;
+  std::string_view option;
   fs::path path;
 };
 
@@ -76,14 +77,14 @@ bool is_text_within(const File& file, const fs::path& folder) {
 
 bool is_part_of_a_checkpoint(const File& file, const fs::path& folder) {
   const fs::path place = place_of(file.path);
-  return !folder.empty() && !place.empty() && place.parent_path() == place_of(folder) &&
+  return !folder.empty() && !place.empty() && place == place_of(folder / place.filename()) &&
          CheckpointFolder::is_own(place.filename());
 }
 
 [[noreturn]] void refuse(const File& written, const File& other) {
-  throw ConfigError(
-      std::string(written.option) + " would overwrite " + written.path.string() + ", which is for " + other.option,
-      "give each a file of its own");
+  throw ConfigError(std::string(written.option) + " would overwrite " + written.path.string() + ", which is for " +
+                        std::string(other.option),
+                    "give each a file of its own");
 }
 
 }  // namespace
@@ -99,10 +100,10 @@ void require_files_of_their_own(const TrainOptions& options) {
       if (is_part_of_a_checkpoint(*file, folder.path)) refuse(*file, folder);
     }
     for (const File& other : read) {
-      const bool is_own_config = file->path.filename() == config_name && file->option == std::string("--output") &&
-                                 other.option == std::string("--config");
+      const bool is_own_config =
+          file->path.filename() == config_name && file->option == "--output" && other.option == "--config";
       if (!is_own_config && are_the_same(*file, other)) refuse(*file, other);
-      if (other.option == std::string("--data") && is_text_within(*file, other.path)) refuse(*file, other);
+      if (other.option == "--data" && is_text_within(*file, other.path)) refuse(*file, other);
     }
   }
 }
