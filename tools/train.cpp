@@ -213,15 +213,19 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
   StepLines lines(metrics_paths, training);
   Checkpoints checkpoints(options, lock, training, report);
   Progress progress(last_step, training.usage());
-  while (training.steps_done() < last_step && !interrupt.requested()) {
-    const StepMetrics step = training.step();
+  // The steps are done, whether or not their lines can be written.
+  const auto write_or_save = [&](auto&& write) {
     try {
-      lines.add(step);
-    } catch (const IoError&) {  // the step is done all the same
+      write();
+    } catch (const IoError&) {
       training.finish();
       checkpoints.at_the_end();
       throw;
     }
+  };
+  while (training.steps_done() < last_step && !interrupt.requested()) {
+    const StepMetrics step = training.step();
+    write_or_save([&] { lines.add(step); });
     progress.show(step);
     report.tokens += step.tokens;
     report.seconds += step.seconds;
@@ -231,11 +235,12 @@ void run_steps(const TrainOptions& options, std::optional<CheckpointLock>& lock,
       report.stall_seconds_by_cause[index_of(cause)] += step.stall_seconds_by_cause[index_of(cause)];
     }
     for (const Link link : all_links) report.moved_in_steps[index_of(link)] += step.bytes_moved[index_of(link)];
-    if (checkpoints.is_due()) lines.write_waiting();  // whoever resumes keeps the lines up to it
+    if (checkpoints.is_due())
+      write_or_save([&] { lines.write_waiting(); });  // whoever resumes keeps the lines up to it
     checkpoints.after_step();
   }
   training.finish();
-  lines.write_waiting();
+  write_or_save([&] { lines.write_waiting(); });
   checkpoints.at_the_end();
   report.steps = training.steps_done();
   report.loss = training.last_loss();

@@ -230,6 +230,14 @@ class Ended(CheckpointTest):
         self.assertEqual(run.wait(timeout=60), 4)
         self.assertEqual(self.train("--resume", self.checkpoint, "--stop-after", 1).returncode, 0)
 
+    def test_at_the_step_whose_line_is_the_last_or_before_a_checkpoint_and_cannot_be_written(self):
+        for options, done in ((["--stop-after", 2], 1), (["--stop-after", 1], 1), (["--save-every", 1], 1)):
+            shutil.rmtree(self.checkpoint, ignore_errors=True)
+            self.fails(4, ["metrics: writing to /dev/full"], "--save", self.checkpoint, "--metrics", "/dev/full", *options)
+            resumed = self.succeeds("--resume", self.checkpoint, "--stop-after", 1)
+            self.assertIn("nothing was left to do: resumed after step", resumed.stdout)
+            self.assertGreaterEqual(int(re.search(r"resumed after step (\d+)", resumed.stdout)[1]), done)
+
     def test_by_the_end_of_its_terminal_resumes_to_the_same_losses(self):
         self.interrupts_and_resumes(signal.SIGHUP)
 
