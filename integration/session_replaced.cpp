@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "integration/buffer_snapshots.h"
 #include "integration/session_state.h"
 
 namespace terrace {
@@ -12,17 +11,13 @@ namespace terrace {
 void SessionState::take_in_replaced_buffers() {
   const auto held = lock();
   for (const ManagedBuffer& buffer : buffers_) {
-    if (!is_managed_buffer(buffer.tensor)) {
-      take_in(buffer.tensor);
-    }
+    take_in(buffer.tensor);
   }
 }
 
 void SessionState::take_in_replaced() {
   const auto held = lock();
-  for (const ManagedBuffer& buffer : buffers_) {
-    take_in(buffer.tensor);
-  }
+  take_in_replaced_buffers();
   std::vector<ManagedParameter*> same;
   std::vector<ManagedParameter*> anew;
   for (ManagedParameter& parameter : parameters_) {

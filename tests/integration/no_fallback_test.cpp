@@ -23,6 +23,8 @@ class Warnings final : public c10::WarningHandler {
   std::vector<std::string> texts;
 };
 
+constexpr std::int64_t too_many = std::int64_t{1} << 30;  // elements
+
 /// Warns and goes on where there is no memory, as LibTorch's batched products do in bf16.
 at::Tensor makes_do(std::int64_t elements) {
   try {
@@ -33,7 +35,7 @@ at::Tensor makes_do(std::int64_t elements) {
   }
 }
 
-/// Refuses to do what it does not know.
+/// Warns of an error of its own, and goes on.
 at::Tensor complains(const at::Tensor& x) {
   try {
     TORCH_CHECK(false, "not today");
@@ -49,12 +51,12 @@ at::Tensor recovers() {
   {
     const c10::WarningUtils::WarningHandlerGuard heard(&own);
     try {
-      return at::empty({std::int64_t{1} << 30});
+      return at::empty({too_many});
     } catch (const c10::OutOfMemoryError&) {
     }
   }
   try {
-    return at::empty({std::int64_t{1} << 30});
+    return at::empty({too_many});
   } catch (const c10::OutOfMemoryError&) {
   }
   try {
@@ -77,21 +79,13 @@ class NoFallback : public ::testing::Test {
   }
 
   static at::Tensor make_do(std::int64_t elements) {
-    return c10::Dispatcher::singleton()
-        .findSchemaOrThrow("terrace_test::makes_do", "")
-        .typed<at::Tensor(std::int64_t)>()
-        .call(elements);
+    return op("terrace_test::makes_do").typed<at::Tensor(std::int64_t)>().call(elements);
   }
   static at::Tensor complain(const at::Tensor& x) {
-    return c10::Dispatcher::singleton()
-        .findSchemaOrThrow("terrace_test::complains", "")
-        .typed<at::Tensor(const at::Tensor&)>()
-        .call(x);
+    return op("terrace_test::complains").typed<at::Tensor(const at::Tensor&)>().call(x);
   }
-
-  static at::Tensor guarded() {
-    return c10::Dispatcher::singleton().findSchemaOrThrow("terrace_test::recovers", "").typed<at::Tensor()>().call();
-  }
+  static at::Tensor recover() { return op("terrace_test::recovers").typed<at::Tensor()>().call(); }
+  static c10::OperatorHandle op(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
   torch::Library library_{torch::Library::DEF, "terrace_test", std::nullopt, __FILE__, __LINE__};
   Warnings warnings_;
@@ -100,7 +94,7 @@ class NoFallback : public ::testing::Test {
 
 TEST_F(NoFallback, an_op_that_is_refused_memory_fails_though_it_would_go_on_without) {
   Session session(tight_config());
-  const std::string refusal = message_of<c10::OutOfMemoryError>([] { make_do(std::int64_t{1} << 30); });
+  const std::string refusal = message_of<c10::OutOfMemoryError>([] { make_do(too_many); });
   EXPECT_THAT(refusal, HasSubstr("device.memory"));
   EXPECT_TRUE(last_error_as<OutOfMemory>(session).has_value());
   EXPECT_THAT(warnings_.texts, ElementsAre());
@@ -109,16 +103,13 @@ TEST_F(NoFallback, an_op_that_is_refused_memory_fails_though_it_would_go_on_with
 
 TEST_F(NoFallback, warnings_reach_who_asked_for_them_but_for_those_of_refused_ops) {
   Session session(tight_config());
-  EXPECT_THROW(make_do(std::int64_t{1} << 30), c10::OutOfMemoryError);
+  EXPECT_THROW(make_do(too_many), c10::OutOfMemoryError);
   complain(at::ones({1}));
-  EXPECT_THROW(at::empty({std::int64_t{1} << 30}), c10::OutOfMemoryError);
+  EXPECT_THROW(at::empty({too_many}), c10::OutOfMemoryError);
   complain(at::ones({1}));
   EXPECT_THAT(warnings_.texts, ElementsAre(HasSubstr("not today"), HasSubstr("not today")));
   EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
 }
-
-/// Refuses what it is asked for to whoever catches that himself.
-void be_refused() { EXPECT_THROW(at::empty({std::int64_t{1} << 30}), c10::OutOfMemoryError); }
 
 TEST_F(NoFallback, a_handler_of_the_programs_own_is_the_same_after_a_refusal_wherever_that_is) {
   Session session(tight_config());
@@ -127,10 +118,10 @@ TEST_F(NoFallback, a_handler_of_the_programs_own_is_the_same_after_a_refusal_whe
     Warnings inner;
     {
       const c10::WarningUtils::WarningHandlerGuard heard(&inner);
-      be_refused();
+      EXPECT_THROW(at::empty({too_many}), c10::OutOfMemoryError);
     }
     EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
-    be_refused();
+    EXPECT_THROW(at::empty({too_many}), c10::OutOfMemoryError);
     try {
       TORCH_CHECK(false, "of the program");
     } catch (const c10::Error& error) {
@@ -143,7 +134,7 @@ TEST_F(NoFallback, a_handler_of_the_programs_own_is_the_same_after_a_refusal_whe
 
 TEST_F(NoFallback, an_op_with_a_handler_of_its_own_leaves_the_programs_in_place) {
   Session session(tight_config());
-  EXPECT_EQ(guarded().numel(), 1);
+  EXPECT_EQ(recover().numel(), 1);
   EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &warnings_);
   complain(at::ones({1}));
   EXPECT_THAT(warnings_.texts, ElementsAre(HasSubstr("could do with less"), HasSubstr("not today")));

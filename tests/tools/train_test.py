@@ -311,8 +311,7 @@ class BadPaths(TrainTest):
         (texts / "a.txt").write_text(self.text.read_text(encoding="utf-8"), encoding="utf-8")
         (self.folder / "link.json").symlink_to("t.json")
         output = self.folder / "out"
-        for options, named in [
-                               (("--metrics", timeline, "--timeline", self.folder / "link.json"), "--timeline"),
+        for options, named in [(("--metrics", timeline, "--timeline", self.folder / "link.json"), "--timeline"),
                                (("--metrics", "m.json", "--timeline", "./m.json"), "--timeline"),
                                (("--metrics", "out/metrics.jsonl", "--output", output), "--output"),
                                (("--metrics", output / "config.toml", "--output", output), "--output"),
