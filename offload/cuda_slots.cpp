@@ -26,17 +26,8 @@ std::uint64_t CudaSlots::rounded(std::uint64_t bytes) const noexcept {
 
 CudaSlots::Taken CudaSlots::take(std::uint64_t bytes) {
   const auto count = static_cast<std::size_t>(rounded(bytes) / granule_bytes_);
-  {
-    const Lock lock(mutex_);
-    const auto of_size = free_.find(count);
-    if (of_size != free_.end() && !of_size->second.empty()) {
-      Slot& slot = of_size->second.front();
-      const Taken taken{slot.address, slot.last_use};
-      used_.emplace(taken.address, std::move(slot));
-      of_size->second.pop_front();
-      kept_ -= count;
-      return taken;
-    }
+  if (const std::optional<Taken> kept = take_kept(count)) {
+    return *kept;
   }
   const Lock reshaping(reshaping_);
   Slot slot;
@@ -85,6 +76,30 @@ std::uint64_t CudaSlots::kept_bytes() const {
   return kept_ * granule_bytes_;
 }
 
+std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count) {
+  const Lock lock(mutex_);
+  const auto of_size = free_.find(count);
+  if (of_size == free_.end() || of_size->second.empty()) {
+    return std::nullopt;
+  }
+  Slot& slot = of_size->second.front();
+  if (has_room_for(count, lock) && !fences_.reached(slot.last_use)) {
+    return std::nullopt;
+  }
+  const Taken taken{slot.address, slot.last_use};
+  used_.emplace(taken.address, std::move(slot));
+  of_size->second.pop_front();
+  kept_ -= count;
+  return taken;
+}
+
+/// Whether a slot that is counted in the budget already can be had without taking others apart.
+bool CudaSlots::has_room_for(std::size_t count, const Lock& /*lock*/) const {
+  const std::size_t made_for_it = count - std::min(count, loose_.size());
+  return made_for_it == 0 || (!is_refused_ && (made_ + made_for_it) * granule_bytes_ <= budget_.capacity() &&
+                              kept_ * granule_bytes_ <= budget_.free());
+}
+
 /// Granules for a slot that is counted in the budget already: loose ones, new ones while those that are kept fit into
 /// what the budget has free, and else those of slots of other sizes.
 std::vector<CudaMemory> CudaSlots::gather(std::size_t count) {
@@ -113,6 +128,9 @@ std::vector<CudaMemory> CudaSlots::gather(std::size_t count) {
       try {
         granules.push_back(driver_.create_memory(granule_bytes_));
       } catch (const OutOfMemory&) {
+        lock.lock();
+        is_refused_ = true;
+        lock.unlock();
         if (!take_one_apart()) {
           throw;
         }
@@ -205,6 +223,7 @@ std::uint64_t CudaSlots::release_kept(Enough&& enough) {
     released += granule_bytes_;
     lock.lock();
     --made_;
+    is_refused_ = false;
   }
   return released;
 }

@@ -1,14 +1,15 @@
 /// Slots on a CUDA device: address ranges over granules of its physical memory.
 ///
-/// Granules are made as they are needed. A slot that is given back stays mapped and serves the next one of its size at
-/// once; for other sizes it is taken apart, which waits until the computation that may still use it has ended, and its
-/// granules are mapped elsewhere. So slots of several sizes do not fragment the device, and in the steady state nothing
-/// is mapped anew.
+/// Granules are made as they are needed. A slot that is given back stays mapped and serves the next one of its size,
+/// at once where computation no longer uses it, and where the budget has no room for another to be made. For other
+/// sizes it is taken apart, which waits until the computation that may still use it has ended, and its granules are
+/// mapped elsewhere. So slots of several sizes do not fragment the device, and in the steady state nothing is mapped
+/// anew.
 ///
 /// What counts where: the budget counts slots in use, and whatever else uses the device. Granules that are kept free
-/// count nowhere, so they are few: `take` makes no granule, but takes slots apart, where kept ones exceed what the
-/// budget has free. Whoever uses the device beside slots reserves its part and then calls `keep_within_budget` before
-/// it takes the memory: what is mapped, kept and used beside slots never exceeds the capacity together.
+/// count nowhere: `take` makes no granule, but takes slots apart, where kept ones exceed what the budget has free.
+/// Whoever uses the device beside slots reserves its part and then calls `keep_within_budget` before it takes the
+/// memory: what is mapped, kept and used beside slots never exceeds the capacity together.
 ///
 /// Thread-safe. No lock is held while computation is waited for but that of `reshaping_`, which only those who lack
 /// memory take.
@@ -19,6 +20,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -65,6 +67,10 @@ class CudaSlots {
     Fence last_use{};
   };
 
+  /// The free slot of so many granules that has been unused for longest, unless it is still used and there is room for
+  /// another to be made.
+  std::optional<Taken> take_kept(std::size_t count);
+  bool has_room_for(std::size_t count, const Lock& lock) const;
   std::vector<CudaMemory> gather(std::size_t count);
   std::byte* map_together(const std::vector<CudaMemory>& granules);
   /// Takes the free slot apart that has been unused for longest; false if there is none. `reshaping_` is held.
@@ -85,6 +91,7 @@ class CudaSlots {
   std::vector<CudaMemory> loose_;                 ///< granules that are mapped nowhere
   std::size_t made_ = 0;                          ///< granules that there are
   std::size_t kept_ = 0;                          ///< those of no slot in use
+  bool is_refused_ = false;                       ///< the device has had no granule left, and got none back since
 };
 
 }  // namespace terrace

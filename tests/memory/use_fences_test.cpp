@@ -97,6 +97,27 @@ TEST_F(ChunksBehind, a_chunk_comes_into_room_whose_last_use_has_ended) {
   EXPECT_TRUE(is_there_meanwhile(add(), Tier::device)) << "in the room of the first";
 }
 
+TEST_F(ChunksBehind, a_chunk_comes_into_free_room_whatever_has_left_last) {
+  const ChunkId first = add();
+  fall_behind();
+  use(first);
+  stream_.remove_chunk(first);
+  EXPECT_TRUE(is_there_meanwhile(add(), Tier::device)) << "beside the room of the first";
+}
+
+TEST_F(ChunksBehind, a_chunk_that_needs_the_room_of_one_that_is_used_behind_the_program_comes_when_that_has_ended) {
+  const ChunkId first = add();
+  for (std::uint64_t i = 1; i < slots; ++i) use(add(), Access::write);
+  fall_behind();
+  use(first);
+  stream_.remove_chunk(first);
+  const ChunkAccess access{add(), Tier::device, Access::read};
+  auto there = std::async(std::launch::async, [&] { stream_.acquire({&access, 1}); });
+  EXPECT_EQ(there.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  catch_up();
+  there.get();
+}
+
 TEST_F(ChunksBehind, a_chunk_leaves_whose_last_use_has_ended) {
   const ChunkId first = add();
   use(first, Access::write);

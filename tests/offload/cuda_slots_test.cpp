@@ -20,6 +20,15 @@ namespace {
 
 class CudaSlotsTest : public CudaDeviceTest {
  protected:
+  void TearDown() override {
+    if (rest_ != nullptr) free_slot(rest_, granules_of_rest_);
+    CudaDeviceTest::TearDown();
+  }
+  /// Takes what is left: who comes next gets what is given back.
+  void fill_up() {
+    granules_of_rest_ = device_->budget().free() / granule;
+    rest_ = slot(granules_of_rest_);
+  }
   /// Opens the gate while another thread asks for a slot of a granule. Whether `ended` was set once it had that.
   bool had_ended_by_the_next_slot(const std::atomic<bool>& ended) {
     std::future<bool> had_ended = std::async(std::launch::async, [&] {
@@ -31,6 +40,10 @@ class CudaSlotsTest : public CudaDeviceTest {
     open_gate();
     return had_ended.get();
   }
+
+ private:
+  std::byte* rest_ = nullptr;
+  std::uint64_t granules_of_rest_ = 0;
 };
 
 TEST_F(CudaSlotsTest, a_slot_that_kernels_use_is_not_taken_apart_before_they_have_ended) {
@@ -42,9 +55,11 @@ TEST_F(CudaSlotsTest, a_slot_that_kernels_use_is_not_taken_apart_before_they_hav
   EXPECT_TRUE(had_ended_by_the_next_slot(ended));
 }
 
-TEST_F(CudaSlotsTest, a_slot_that_kernels_use_serves_the_next_of_its_size_at_once_and_copies_wait_for_them) {
+TEST_F(CudaSlotsTest,
+       a_slot_that_kernels_use_serves_the_next_of_its_size_where_no_room_is_left_and_copies_wait_for_them) {
   const CudaStream stream = compute_stream();
   std::byte* const first = slot(2);
+  fill_up();
   write(first, std::byte{1});
   std::byte seen{};
   launch(stream, first, [&] { seen = *first; });
@@ -61,9 +76,39 @@ TEST_F(CudaSlotsTest, a_slot_that_kernels_use_serves_the_next_of_its_size_at_onc
   free_slot(second, 2);
 }
 
+TEST_F(CudaSlotsTest, a_slot_that_kernels_use_is_left_alone_where_there_is_room_for_another) {
+  std::byte* const first = slot(2);
+  launch(compute_stream(), first);
+  free_slot(first, 2);
+  std::byte* const second = slot(2);
+  EXPECT_NE(second, first);
+  write(second, std::byte{1});  // while the kernel is behind
+  open_gate();
+  software_->synchronize(compute_.back());
+  std::byte* const third = slot(2);
+  EXPECT_EQ(third, first) << "which has been used";
+  free_slot(second, 2);
+  free_slot(third, 2);
+  EXPECT_EQ(software_->physical_bytes(), 4 * granule);
+}
+
+TEST_F(CudaSlotsTest, a_slot_that_kernels_use_serves_the_next_where_the_device_has_refused_another) {
+  software_->take_beside(capacity - 2 * granule);  // another process
+  std::byte* const first = slot(2);
+  EXPECT_THROW(device_->map_slot(3 * granule), OutOfMemory);
+  launch(compute_stream(), first);
+  free_slot(first, 2);
+  std::byte* const second = slot(2);
+  EXPECT_EQ(second, first) << "with the kernel before its gate";
+  open_gate();
+  free_slot(second, 2);
+  software_->give_back_beside(capacity - 2 * granule);
+}
+
 TEST_F(CudaSlotsTest, a_fill_of_a_reused_slot_waits_for_kernels_that_use_it) {
   const CudaStream stream = compute_stream();
   std::byte* const first = slot(2);
+  fill_up();
   write(first, std::byte{1});
   std::byte seen{};
   launch(stream, first, [&] { seen = *first; });
@@ -80,6 +125,7 @@ TEST_F(CudaSlotsTest, a_fill_of_a_reused_slot_waits_for_kernels_that_use_it) {
 
 TEST_F(CudaSlotsTest, zeroing_nothing_of_a_reused_slot_ends_when_it_may_be_written) {
   std::byte* const first = slot(2);
+  fill_up();
   launch(compute_stream(), first);
   free_slot(first, 2);
   std::byte* const second = slot(2);
@@ -94,6 +140,7 @@ TEST_F(CudaSlotsTest, a_slot_may_be_written_after_the_last_use_that_is_told_when
   const CudaStream stream = compute_stream();
   std::byte* const first = slot(2);
   std::byte* const beside = slot(2);
+  fill_up();
   const Fence last_use = device_->computation();
   launch(stream, beside);
   device_->unmap_slot(first, 2 * granule, last_use);
@@ -121,6 +168,7 @@ TEST_F(CudaSlotsTest, a_slot_that_is_given_back_unused_is_still_in_use_by_who_ha
 TEST_F(CudaSlotsTest, an_allocation_that_reuses_memory_waits_for_kernels_that_use_it) {
   const CudaStream stream = compute_stream();
   std::byte* const first = slot(1);
+  fill_up();
   std::atomic<bool> ended{false};
   launch(stream, first, [&] { ended = true; });
   free_slot(first, 1);
