@@ -140,26 +140,42 @@ double sum_of_blocks(std::span<const double> blocks) noexcept {
   return sum;
 }
 
-double sum_of_squares(std::uint64_t elements, const UpdateThreads& threads,
-                      const std::function<double(std::size_t)>& sum_of_block) {
-  std::vector<double> blocks(blocks_of_squares(elements));
+std::vector<double> sums_of_squares(std::span<const std::uint64_t> elements, const UpdateThreads& threads,
+                                    const std::function<double(std::size_t, std::size_t)>& sum_of_block) {
+  std::vector<std::size_t> ends;  // of each parameter's blocks, which follow those of the one before
+  std::size_t count = 0;
+  for (const std::uint64_t each : elements) {
+    ends.push_back(count += blocks_of_squares(each));
+  }
+  std::vector<double> blocks(count);
+  const auto first_of = [&](std::size_t parameter) { return parameter == 0 ? 0 : ends[parameter - 1]; };
   constexpr std::size_t in_a_part = 8;
-  threads.for_each((blocks.size() + in_a_part - 1) / in_a_part, [&](std::size_t part) {
-    for (std::size_t i = part * in_a_part; i < std::min(blocks.size(), (part + 1) * in_a_part); ++i) {
-      blocks[i] = sum_of_block(i);
+  threads.for_each((count + in_a_part - 1) / in_a_part, [&](std::size_t part) {
+    const std::size_t first = part * in_a_part;
+    auto parameter = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), first) - ends.begin());
+    for (std::size_t i = first; i < std::min(count, first + in_a_part); ++i) {
+      while (i >= ends[parameter]) ++parameter;
+      blocks[i] = sum_of_block(parameter, i - first_of(parameter));
     }
   });
-  return sum_of_blocks(blocks);
+  std::vector<double> sums;
+  for (std::size_t parameter = 0; parameter < ends.size(); ++parameter) {
+    sums.push_back(
+        sum_of_blocks(std::span(blocks).subspan(first_of(parameter), ends[parameter] - first_of(parameter))));
+  }
+  return sums;
 }
 
 double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads) {
-  return sum_of_squares(count, threads, [&](std::size_t i) {
+  const std::uint64_t elements = count;
+  const auto sum_of_block = [&](std::size_t /*parameter*/, std::size_t i) {
     const std::size_t first = i * BlockOfSquares::kElements;
     BlockOfSquares block;
     block.add(type, static_cast<const std::byte*>(gradient) + first * bytes_of(type),
               std::min(BlockOfSquares::kElements, count - first));
     return block.sum();
-  });
+  };
+  return sums_of_squares({&elements, 1}, threads, sum_of_block).front();
 }
 
 double combined_norm(std::span<const double> sums_of_squares) noexcept {

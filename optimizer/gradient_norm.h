@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "optimizer/element_type.h"
 #include "optimizer/update_threads.h"
@@ -42,11 +43,13 @@ constexpr std::size_t blocks_of_squares(std::uint64_t elements) noexcept {
 /// The sum of squares of one parameter's gradient, from those of its blocks.
 double sum_of_blocks(std::span<const double> blocks) noexcept;
 
-/// The same, where `sum_of_block` gives that of each block, by its index. It is called by several threads.
-double sum_of_squares(std::uint64_t elements, const UpdateThreads& threads,
-                      const std::function<double(std::size_t)>& sum_of_block);
+/// The same of several parameters, of so many elements each, where `sum_of_block` gives that of a block, by the
+/// parameter's position and its own. It is called by several threads, which share all blocks at once: they are slow to
+/// gather for a few.
+std::vector<double> sums_of_squares(std::span<const std::uint64_t> elements, const UpdateThreads& threads,
+                                    const std::function<double(std::size_t, std::size_t)>& sum_of_block);
 
-/// The same, of a gradient that lies in one piece.
+/// The sum of squares of a gradient that lies in one piece.
 double sum_of_squares(ElementType type, const void* gradient, std::size_t count, const UpdateThreads& threads);
 
 /// The 2-norm over several parameters, from their sums of squares in parameter order.

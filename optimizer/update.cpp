@@ -109,6 +109,9 @@ void clear_states(const UpdateRun& run) {
   }
 }
 
+/// Bytes of gradients from which on more of them make threads no busier.
+constexpr std::uint64_t summed_together = std::uint64_t{256} << 20U;
+
 double sum_of_block(const Segment& segment, const Operand& gradient, std::size_t index) {
   const std::uint64_t first = std::uint64_t{index} * BlockOfSquares::kElements;
   const std::uint64_t end = segment.element_offset + std::min(segment.elements, first + BlockOfSquares::kElements);
@@ -179,20 +182,57 @@ void QueuedUpdate::count_updates() {
   }
 }
 
-void QueuedUpdate::find_norm(AccessOrigin origin) {
-  const StandardArithmetic standard;
+std::vector<double> QueuedUpdate::sums_of_squares_by_segment(AccessOrigin origin) {
   std::vector<double> sums(job_.segments.size());
-  for (const Item& item : items_) {
-    const std::array accesses{ChunkAccess{item.chunks.gradient.value(), Tier::host, Access::read}};
-    const Pin pin = stream_.acquire(accesses, origin);
+  // Together, as far as they can be had without room being made for them or being waited for.
+  struct Pinned {
+    const Item* item;
+    Pin gradient;
+  };
+  std::vector<Pinned> together;
+  std::uint64_t bytes = 0;
+  const auto is_at_home_on_host = [&](ChunkId chunk) {
+    return stream_.inspect([&](const Policy& policy) {
+      return policy.chunk(chunk).info().home == Tier::host && policy.chunk(chunk).at(Tier::host).readable();
+    });
+  };
+  const auto sum_up = [&] {
     const OwnArithmetic arithmetic(stream_, origin);
-    const Operand gradient{&pin, 0, bytes_of(item.chunks.gradient_type)};
+    std::vector<std::pair<std::size_t, Operand>> segments;
+    std::vector<std::uint64_t> elements;
+    for (const Pinned& each : together) {
+      for (const std::size_t position : each.item->segments) {
+        segments.emplace_back(position, Operand{&each.gradient, 0, bytes_of(each.item->chunks.gradient_type)});
+        elements.push_back(job_.segments[position].elements);
+      }
+    }
+    const std::vector<double> of_these = sums_of_squares(elements, threads_, [&](std::size_t i, std::size_t block) {
+      return sum_of_block(job_.segments[segments[i].first], segments[i].second, block);
+    });
+    for (std::size_t i = 0; i < of_these.size(); ++i) {
+      sums[segments[i].first] = of_these[i];
+    }
+    together.clear();
+    bytes = 0;
+  };
+  for (const Item& item : items_) {
+    const ChunkId chunk = item.chunks.gradient.value();
+    if (!together.empty() && (bytes >= summed_together || !is_at_home_on_host(chunk))) {
+      sum_up();
+    }
+    const std::array accesses{ChunkAccess{chunk, Tier::host, Access::read}};
+    together.push_back({&item, stream_.acquire(accesses, origin)});
     for (const std::size_t position : item.segments) {
-      const Segment& segment = job_.segments[position];
-      sums[position] = sum_of_squares(segment.elements, threads_,
-                                      [&](std::size_t block) { return sum_of_block(segment, gradient, block); });
+      bytes += job_.segments[position].elements * bytes_of(item.chunks.gradient_type);
     }
   }
+  sum_up();
+  return sums;
+}
+
+void QueuedUpdate::find_norm(AccessOrigin origin) {
+  const StandardArithmetic standard;
+  const std::vector<double> sums = sums_of_squares_by_segment(origin);
   norm_ = combined_norm(sums) / job_.loss_scale;
   if (job_.max_gradient_norm > 0) {
     scale_ = static_cast<float>(clip_coefficient(*norm_, job_.max_gradient_norm) / job_.loss_scale);

@@ -95,6 +95,7 @@ class QueuedUpdate {
   };
 
   void count_updates();
+  std::vector<double> sums_of_squares_by_segment(AccessOrigin origin);
   std::vector<double> norms_by_group(std::span<const double> sums_of_squares) const;
   void update(const Item& item, const Pin& pin) const;
 

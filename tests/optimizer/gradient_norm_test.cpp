@@ -127,7 +127,7 @@ TEST(SumOfSquares, does_not_depend_on_the_number_of_threads) {
   for (const int threads : {2, 3, many_threads}) {
     EXPECT_EQ(sum_of(gradient, threads), expected);
     Meeting meeting(threads);  // so that all are at work
-    const auto sum_of_block = [&](std::size_t i) {
+    const auto sum_of_block = [&](std::size_t, std::size_t i) {
       meeting.come();
       const std::size_t first = i * BlockOfSquares::kElements;
       BlockOfSquares block;
@@ -135,9 +135,30 @@ TEST(SumOfSquares, does_not_depend_on_the_number_of_threads) {
                 std::min(BlockOfSquares::kElements, gradient.size() - first));
       return block.sum();
     };
-    EXPECT_EQ(sum_of_squares(gradient.size(), UpdateThreads(threads), sum_of_block), expected);
+    const std::uint64_t elements = gradient.size();
+    EXPECT_EQ(sums_of_squares({&elements, 1}, UpdateThreads(threads), sum_of_block), std::vector{expected});
     EXPECT_EQ(meeting.size(), threads);
   }
+}
+
+TEST(SumOfSquares, of_several_gradients_are_those_of_each_alone) {
+  std::vector<std::vector<float>> gradients;
+  std::vector<std::uint64_t> elements;
+  std::vector<double> alone;
+  for (const std::size_t count : {1, 4096, 4097, 0, 40'000, 3, 100'000}) {
+    gradients.push_back(random_gradient(count, static_cast<unsigned>(count)));
+    elements.push_back(count);
+    alone.push_back(sum_of(gradients.back()));
+  }
+  const auto sum_of_block = [&](std::size_t which, std::size_t i) {
+    const std::size_t first = i * BlockOfSquares::kElements;
+    BlockOfSquares block;
+    block.add(ElementType::float32, gradients[which].data() + first,
+              std::min(BlockOfSquares::kElements, gradients[which].size() - first));
+    return block.sum();
+  };
+  EXPECT_EQ(sums_of_squares(elements, UpdateThreads(2), sum_of_block), alone);
+  EXPECT_TRUE(sums_of_squares({}, UpdateThreads(2), sum_of_block).empty());
 }
 
 TEST(SumOfSquares, neither_overflows_nor_loses_the_smallest) {
