@@ -24,6 +24,20 @@ struct GptOptions {
   void validate() const;
 };
 
+/// As nn::Linear, which draws weights that a GPT would draw anew, and adds the bias in an op of its own where the input
+/// has more than two dimensions.
+class GptLinearImpl : public torch::nn::Module {
+ public:
+  /// Weights of that standard deviation, from LibTorch's default generator.
+  GptLinearImpl(std::int64_t inputs, std::int64_t outputs, double deviation);
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight_, bias_); }  // [..., inputs] -> [..., outputs]
+
+ private:
+  at::Tensor weight_;
+  at::Tensor bias_;
+};
+TORCH_MODULE(GptLinear);
+
 class GptLayerImpl : public torch::nn::Module {
  public:
   explicit GptLayerImpl(const GptOptions& options);
@@ -34,11 +48,11 @@ class GptLayerImpl : public torch::nn::Module {
 
   std::int64_t heads_;
   torch::nn::LayerNorm attention_norm_{nullptr};
-  torch::nn::Linear query_key_value_{nullptr};
-  torch::nn::Linear projection_{nullptr};
+  GptLinear query_key_value_{nullptr};
+  GptLinear projection_{nullptr};
   torch::nn::LayerNorm mlp_norm_{nullptr};
-  torch::nn::Linear expand_{nullptr};
-  torch::nn::Linear contract_{nullptr};
+  GptLinear expand_{nullptr};
+  GptLinear contract_{nullptr};
 };
 TORCH_MODULE(GptLayer);
 
