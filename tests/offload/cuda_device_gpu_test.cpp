@@ -62,6 +62,7 @@ TEST_F(CudaDeviceOnGpu, computation_on_a_gpu_is_behind_and_copies_out_come_after
 }
 
 TEST_F(CudaDeviceOnGpu, what_comes_into_a_reused_slot_on_a_gpu_comes_after_the_work_that_used_it) {
+  ASSERT_TRUE(device_->budget().try_reserve(Kind::other, capacity));  // so that there is no room for another slot
   std::byte* const first = device_->map_slot(slot_bytes);
   compute(first, std::byte{7});
   device_->unmap_slot(first, slot_bytes);
@@ -74,6 +75,7 @@ TEST_F(CudaDeviceOnGpu, what_comes_into_a_reused_slot_on_a_gpu_comes_after_the_w
     EXPECT_EQ(at(second + offset), std::byte{1});
   }
   device_->unmap_slot(second, slot_bytes);
+  device_->budget().release(Kind::other, capacity);
 }
 
 TEST_F(CudaDeviceOnGpu, memory_of_a_slot_that_work_on_a_gpu_uses_is_mapped_elsewhere_after_that_work) {
