@@ -82,7 +82,7 @@ void ChunkPlaces::leave_device(const ChunkPlace& place) noexcept {
   std::optional<Fence> last_use;
   try {
     last_use = uses_.after(place.last_use);
-    left_room_.left(place.info.room_bytes[index_of(Tier::device)], *last_use);
+    vacated_ = std::max(vacated_, *last_use);
   } catch (...) {
     // The device finds out for itself, or meets the error and tells who uses it next.
   }
@@ -116,7 +116,11 @@ Fence ChunkPlaces::free_after(const Transfer& transfer, const ChunkPlace& place)
   if (!touches(transfer, Tier::device)) {
     return {};
   }
-  return place.device != nullptr ? uses_.after(place.last_use) : left_room_.taken(device_.budget().free());
+  if (place.device != nullptr) {
+    return uses_.after(place.last_use);
+  }
+  // It is to have a new slot, of the room that others have left.
+  return device_.guards_slots() ? Fence{} : vacated_;
 }
 
 TransferRequest ChunkPlaces::request(const Transfer& transfer) {

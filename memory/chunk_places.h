@@ -18,7 +18,6 @@
 
 #include "memory/chunk.h"
 #include "memory/device_idle.h"
-#include "memory/left_room.h"
 #include "memory/policy.h"
 #include "memory/use_fences.h"
 #include "offload/device.h"
@@ -50,7 +49,7 @@ class ChunkPlaces {
  public:
   /// `store` may be null: no NVMe tier. All outlive this object.
   ChunkPlaces(Device& device, HostArena& arena, NvmeStore* store)
-      : device_(device), arena_(arena), store_(store), uses_(device), left_room_(device) {}
+      : device_(device), arena_(arena), store_(store), uses_(device) {}
   ~ChunkPlaces();
   ChunkPlaces(const ChunkPlaces&) = delete;
   ChunkPlaces& operator=(const ChunkPlaces&) = delete;
@@ -98,7 +97,7 @@ class ChunkPlaces {
   std::vector<std::unique_ptr<ChunkPlace>> places_;
   UseFences uses_;
   std::optional<ChunkId> last_used_;
-  LeftRoom left_room_;
+  Fence vacated_{};  ///< the last use of all that has left the device
 };
 
 }  // namespace terrace

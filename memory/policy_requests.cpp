@@ -210,7 +210,7 @@ Policy::Progress Policy::advance_room(Request& request) {
     if (!make_room(tier, rooms)) {
       refuse(request, out_of_memory({.tier = tier,
                                      .bytes = rooms.bytes,
-                                     .what = for_chunk ? "a " + describe(*request.new_chunk) + " to rest there"
+                                     .what = for_chunk ? "a new " + describe(*request.new_chunk) + " to rest there"
                                                        : "a tensor of the program",
                                      .is_limited = rooms.limited > 0}));
       return Progress::done;

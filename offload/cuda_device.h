@@ -41,6 +41,7 @@ class CudaDevice final : public Device {
   std::string_view name() const noexcept override { return "cuda"; }
   Budget& budget() noexcept override { return budget_; }
   bool is_host_memory() const noexcept override { return false; }
+  bool guards_slots() const noexcept override { return true; }
   void pin(std::span<std::byte> host) override;
   void unpin(std::span<std::byte> host) noexcept override;
   std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept override { return slots_.rounded(bytes); }

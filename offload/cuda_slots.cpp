@@ -26,22 +26,31 @@ std::uint64_t CudaSlots::rounded(std::uint64_t bytes) const noexcept {
 
 CudaSlots::Taken CudaSlots::take(std::uint64_t bytes) {
   const auto count = static_cast<std::size_t>(rounded(bytes) / granule_bytes_);
-  if (const std::optional<Taken> kept = take_kept(count)) {
-    return *kept;
+  for (;;) {
+    if (const std::optional<Taken> kept = take_kept(count)) {
+      return *kept;
+    }
+    const Lock reshaping(reshaping_);
+    std::optional<std::vector<CudaMemory>> granules = gather(count);
+    if (!granules) {
+      if (const std::optional<Taken> kept = take_kept(count, Lock(mutex_))) {
+        return *kept;
+      }
+      continue;  // another thread was faster
+    }
+    Slot slot;
+    slot.granules = std::move(*granules);
+    try {
+      slot.address = map_together(slot.granules);
+    } catch (...) {
+      put_back(std::move(slot.granules), Lock(mutex_));
+      throw;
+    }
+    std::byte* const address = slot.address;
+    const Lock lock(mutex_);
+    used_.emplace(address, std::move(slot));
+    return {address, {}};
   }
-  const Lock reshaping(reshaping_);
-  Slot slot;
-  slot.granules = gather(count);
-  try {
-    slot.address = map_together(slot.granules);
-  } catch (...) {
-    put_back(std::move(slot.granules), Lock(mutex_));
-    throw;
-  }
-  std::byte* const address = slot.address;
-  const Lock lock(mutex_);
-  used_.emplace(address, std::move(slot));
-  return {address, {}};
 }
 
 void CudaSlots::give_back(std::byte* address, Fence last_use) {
@@ -53,7 +62,11 @@ void CudaSlots::give_back(std::byte* address, Fence last_use) {
   Slot& slot = found->second;
   slot.last_use = std::max(slot.last_use, last_use);  // that of who had it before, where it was not used since
   const std::size_t count = slot.granules.size();
-  free_[count].push_back(std::move(slot));
+  std::deque<Slot>& alike = free_[count];
+  const auto later = std::find_if(alike.rbegin(), alike.rend(), [&](const Slot& each) {
+                       return each.last_use <= slot.last_use;
+                     }).base();
+  alike.insert(later, std::move(slot));
   used_.erase(found);
   kept_ += count;
 }
@@ -77,18 +90,31 @@ std::uint64_t CudaSlots::kept_bytes() const {
 }
 
 std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count) {
-  const Lock lock(mutex_);
-  const auto of_size = free_.find(count);
-  if (of_size == free_.end() || of_size->second.empty()) {
+  Fence last_use{};
+  {
+    const Lock lock(mutex_);
+    const auto alike = free_.find(count);
+    if (alike == free_.end() || alike->second.empty()) {
+      return std::nullopt;
+    }
+    if (!has_room_for(count, lock)) {
+      return take_kept(count, lock);
+    }
+    last_use = alike->second.front().last_use;
+  }
+  // The driver is asked under no lock.
+  return fences_.reached(last_use) ? take_kept(count, Lock(mutex_)) : std::nullopt;
+}
+
+std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count, const Lock& /*lock*/) {
+  const auto alike = free_.find(count);
+  if (alike == free_.end() || alike->second.empty()) {
     return std::nullopt;
   }
-  Slot& slot = of_size->second.front();
-  if (has_room_for(count, lock) && !fences_.reached(slot.last_use)) {
-    return std::nullopt;
-  }
+  Slot& slot = alike->second.front();
   const Taken taken{slot.address, slot.last_use};
   used_.emplace(taken.address, std::move(slot));
-  of_size->second.pop_front();
+  alike->second.pop_front();
   kept_ -= count;
   return taken;
 }
@@ -96,13 +122,19 @@ std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count) {
 /// Whether a slot that is counted in the budget already can be had without taking others apart.
 bool CudaSlots::has_room_for(std::size_t count, const Lock& /*lock*/) const {
   const std::size_t made_for_it = count - std::min(count, loose_.size());
-  return made_for_it == 0 || (!is_refused_ && (made_ + made_for_it) * granule_bytes_ <= budget_.capacity() &&
-                              kept_ * granule_bytes_ <= budget_.free());
+  return made_for_it == 0 ||
+         ((made_ + made_for_it) * granule_bytes_ <= budget_.capacity() && kept_ * granule_bytes_ <= budget_.free());
+}
+
+bool CudaSlots::keeps_one_of(std::size_t count) const {
+  const Lock lock(mutex_);
+  const auto alike = free_.find(count);
+  return alike != free_.end() && !alike->second.empty();
 }
 
 /// Granules for a slot that is counted in the budget already: loose ones, new ones while those that are kept fit into
 /// what the budget has free, and else those of slots of other sizes.
-std::vector<CudaMemory> CudaSlots::gather(std::size_t count) {
+std::optional<std::vector<CudaMemory>> CudaSlots::gather(std::size_t count) {
   std::vector<CudaMemory> granules;
   granules.reserve(count);
   try {
@@ -122,15 +154,18 @@ std::vector<CudaMemory> CudaSlots::gather(std::size_t count) {
       const bool may_make = !all_made && kept_ * granule_bytes_ <= budget_.free();
       lock.unlock();
       if (!may_make) {
+        if (granules.empty() && keeps_one_of(count)) {
+          return std::nullopt;
+        }
         take_one_apart();  // where another thread was faster, look again
         continue;
       }
       try {
         granules.push_back(driver_.create_memory(granule_bytes_));
       } catch (const OutOfMemory&) {
-        lock.lock();
-        is_refused_ = true;
-        lock.unlock();
+        if (granules.empty() && keeps_one_of(count)) {
+          return std::nullopt;
+        }
         if (!take_one_apart()) {
           throw;
         }
@@ -223,7 +258,6 @@ std::uint64_t CudaSlots::release_kept(Enough&& enough) {
     released += granule_bytes_;
     lock.lock();
     --made_;
-    is_refused_ = false;
   }
   return released;
 }

@@ -67,11 +67,14 @@ class CudaSlots {
     Fence last_use{};
   };
 
-  /// The free slot of so many granules that has been unused for longest, unless it is still used and there is room for
-  /// another to be made.
+  /// A kept slot of so many granules, the one whose use ends first; nothing if there is none, or none whose use has
+  /// ended although there is room for another slot.
   std::optional<Taken> take_kept(std::size_t count);
+  std::optional<Taken> take_kept(std::size_t count, const Lock& lock);
   bool has_room_for(std::size_t count, const Lock& lock) const;
-  std::vector<CudaMemory> gather(std::size_t count);
+  bool keeps_one_of(std::size_t count) const;
+  /// Nothing where slots would have to be taken apart for them, and one of so many is kept.
+  std::optional<std::vector<CudaMemory>> gather(std::size_t count);
   std::byte* map_together(const std::vector<CudaMemory>& granules);
   /// Takes the free slot apart that has been unused for longest; false if there is none. `reshaping_` is held.
   bool take_one_apart();
@@ -87,11 +90,10 @@ class CudaSlots {
   std::mutex reshaping_;  ///< before `mutex_`
   mutable std::mutex mutex_;
   std::unordered_map<std::byte*, Slot> used_;
-  std::map<std::size_t, std::deque<Slot>> free_;  ///< by their number of granules, the longest unused first
+  std::map<std::size_t, std::deque<Slot>> free_;  ///< by their number of granules, in the order of their last use
   std::vector<CudaMemory> loose_;                 ///< granules that are mapped nowhere
   std::size_t made_ = 0;                          ///< granules that there are
   std::size_t kept_ = 0;                          ///< those of no slot in use
-  bool is_refused_ = false;                       ///< the device has had no granule left, and got none back since
 };
 
 }  // namespace terrace

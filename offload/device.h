@@ -42,6 +42,9 @@ class Device {
   virtual std::uint64_t slot_bytes(std::uint64_t bytes) const noexcept = 0;
   virtual std::uint64_t allocation_bytes(std::uint64_t bytes) const noexcept = 0;
 
+  /// Whether what comes into a new slot waits by itself for computation that may still use the room, where there is no
+  /// other. If not, whoever fills it says what it is to come after.
+  virtual bool guards_slots() const noexcept = 0;
   /// A contiguous range with undefined contents. Throws OutOfMemory if the system has no memory left.
   virtual std::byte* map_slot(std::uint64_t bytes) = 0;
   /// Computation that uses it has ended with `last_use`; unless that is given, with all that has been issued.

@@ -25,6 +25,7 @@ class EmulatedDevice final : public Device {
   std::string_view name() const noexcept override { return "emulated"; }
   Budget& budget() noexcept override { return budget_; }
   bool is_host_memory() const noexcept override { return true; }
+  bool guards_slots() const noexcept override { return false; }
   void pin(std::span<std::byte> /*host*/) override {}
   void unpin(std::span<std::byte> /*host*/) noexcept override {}
   void computes_on(void* /*stream*/) override {}

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <ranges>
 
 #include "base/clock.h"
 #include "optimizer/gradient_norm.h"
@@ -216,8 +215,7 @@ std::vector<double> QueuedUpdate::sums_of_squares_by_segment(AccessOrigin origin
     together.clear();
     bytes = 0;
   };
-  // Backward comes to those last that the program needs first: from the end, few are still on their way to the host.
-  for (const Item& item : std::views::reverse(items_)) {
+  for (const Item& item : items_) {
     const ChunkId chunk = item.chunks.gradient.value();
     if (!together.empty() && (bytes >= summed_together || !is_at_home_on_host(chunk))) {
       sum_up();

@@ -98,7 +98,7 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
   anything_owed_ = !owed_.empty();
   std::vector<ChunkId> announced;
   if (job->needs_norm()) {
-    for (std::size_t position = job->size(); position-- > 0;) {
+    for (std::size_t position = 0; position < job->size(); ++position) {
       announced.push_back(*job->chunks(position).gradient);
     }
   }

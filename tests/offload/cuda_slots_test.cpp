@@ -92,6 +92,20 @@ TEST_F(CudaSlotsTest, a_slot_that_kernels_use_is_left_alone_where_there_is_room_
   EXPECT_EQ(software_->physical_bytes(), 4 * granule);
 }
 
+TEST_F(CudaSlotsTest, of_two_slots_that_serves_next_whose_last_use_ends_first) {
+  std::byte* const used = slot(2);
+  std::byte* const unused = slot(2);
+  fill_up();
+  const Fence before = device_->computation();
+  launch(compute_stream(), used);
+  free_slot(used, 2);
+  device_->unmap_slot(unused, 2 * granule, before);
+  device_->budget().release(Kind::parameter, 2 * granule);
+  EXPECT_EQ(slot(2), unused);
+  open_gate();
+  free_slot(unused, 2);
+}
+
 TEST_F(CudaSlotsTest, a_slot_that_kernels_use_serves_the_next_where_the_device_has_refused_another) {
   software_->take_beside(capacity - 2 * granule);  // another process
   std::byte* const first = slot(2);

@@ -59,6 +59,27 @@ TEST_P(UpdateQueueResults, are_those_of_an_update_of_plain_arrays_in_any_order_o
   world.world.check_invariants();
 }
 
+TEST_P(UpdateQueueResults, are_the_same_where_a_set_rests_on_the_host_and_others_on_nvme) {
+  StreamSizes sizes = scarce;
+  sizes.host_bytes += 12 * granule;
+  UpdateWorld world(sizes);
+  for (int i = 0; i < 6; ++i) {
+    world.home = i == 1 ? Tier::host : Tier::nvme;
+    world.add_set(0);
+  }
+  UpdateQueue queue(world.world.stream, in_background(), 2);
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    const UpdateTicket ticket = queue.submit(world.job(step, max_norm(), world.all()));
+    const double norm = world.update_arrays(step, max_norm(), world.all());
+    for (TestSet& set : world.sets) {
+      EXPECT_TRUE(world.is_current(set, AccessOrigin::program)) << "set " << set.index << ", step " << step;
+      world.write_gradient(set);
+    }
+    EXPECT_EQ(queue.norm(ticket), max_norm() > 0 ? std::optional(norm) : std::nullopt);
+  }
+  world.world.check_invariants();
+}
+
 TEST_P(UpdateQueueResults, are_there_after_finish) {
   UpdateWorld world(from_nvme() ? scarce : roomy, from_nvme() ? Tier::nvme : Tier::host);
   world.add_sets(5);

@@ -209,7 +209,7 @@ class UpdateWorld {
 
   StreamWorld world;
   std::deque<TestSet> sets;
-  const Tier home;
+  Tier home;  ///< of the sets that are added next
 
  private:
   std::uint32_t gradients_ = 0;
