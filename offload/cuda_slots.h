@@ -70,6 +70,7 @@ class CudaSlots {
   /// A kept slot of so many granules, the one whose use ends first; nothing if there is none, or none whose use has
   /// ended although there is room for another slot.
   std::optional<Taken> take_kept(std::size_t count);
+  /// The same, whether its use has ended or not.
   std::optional<Taken> take_kept(std::size_t count, const Lock& lock);
   bool has_room_for(std::size_t count, const Lock& lock) const;
   bool keeps_one_of(std::size_t count) const;
