@@ -93,30 +93,34 @@ std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count) {
   Fence last_use{};
   {
     const Lock lock(mutex_);
-    const auto alike = free_.find(count);
-    if (alike == free_.end() || alike->second.empty()) {
+    const Slot* const first = first_kept(count, lock);
+    if (first == nullptr) {
       return std::nullopt;
     }
     if (!has_room_for(count, lock)) {
       return take_kept(count, lock);
     }
-    last_use = alike->second.front().last_use;
+    last_use = first->last_use;
   }
   // The driver is asked under no lock.
   return fences_.reached(last_use) ? take_kept(count, Lock(mutex_)) : std::nullopt;
 }
 
-std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count, const Lock& /*lock*/) {
-  const auto alike = free_.find(count);
-  if (alike == free_.end() || alike->second.empty()) {
+std::optional<CudaSlots::Taken> CudaSlots::take_kept(std::size_t count, const Lock& lock) {
+  Slot* const slot = first_kept(count, lock);
+  if (slot == nullptr) {
     return std::nullopt;
   }
-  Slot& slot = alike->second.front();
-  const Taken taken{slot.address, slot.last_use};
-  used_.emplace(taken.address, std::move(slot));
-  alike->second.pop_front();
+  const Taken taken{slot->address, slot->last_use};
+  used_.emplace(taken.address, std::move(*slot));
+  free_.at(count).pop_front();
   kept_ -= count;
   return taken;
+}
+
+CudaSlots::Slot* CudaSlots::first_kept(std::size_t count, const Lock& /*lock*/) {
+  const auto alike = free_.find(count);
+  return alike == free_.end() || alike->second.empty() ? nullptr : &alike->second.front();
 }
 
 /// Whether a slot that is counted in the budget already can be had without taking others apart.
@@ -124,12 +128,6 @@ bool CudaSlots::has_room_for(std::size_t count, const Lock& /*lock*/) const {
   const std::size_t made_for_it = count - std::min(count, loose_.size());
   return made_for_it == 0 ||
          ((made_ + made_for_it) * granule_bytes_ <= budget_.capacity() && kept_ * granule_bytes_ <= budget_.free());
-}
-
-bool CudaSlots::keeps_one_of(std::size_t count) const {
-  const Lock lock(mutex_);
-  const auto alike = free_.find(count);
-  return alike != free_.end() && !alike->second.empty();
 }
 
 /// Granules for a slot that is counted in the budget already: loose ones, new ones while those that are kept fit into
@@ -151,10 +149,11 @@ std::optional<std::vector<CudaMemory>> CudaSlots::gather(std::size_t count) {
         throw OutOfMemory("device: a slot of " + format_bytes(count * granule_bytes_) +
                           " is wanted, and all of the device's memory is in use; " + budget_.describe());
       }
-      const bool may_make = !all_made && kept_ * granule_bytes_ <= budget_.free();
+      const bool may_make = has_room_for(1, lock);
+      const bool can_do_without = granules.empty() && first_kept(count, lock) != nullptr;
       lock.unlock();
       if (!may_make) {
-        if (granules.empty() && keeps_one_of(count)) {
+        if (can_do_without) {
           return std::nullopt;
         }
         take_one_apart();  // where another thread was faster, look again
@@ -163,7 +162,7 @@ std::optional<std::vector<CudaMemory>> CudaSlots::gather(std::size_t count) {
       try {
         granules.push_back(driver_.create_memory(granule_bytes_));
       } catch (const OutOfMemory&) {
-        if (granules.empty() && keeps_one_of(count)) {
+        if (can_do_without) {
           return std::nullopt;
         }
         if (!take_one_apart()) {

@@ -73,7 +73,8 @@ class CudaSlots {
   /// The same, whether its use has ended or not.
   std::optional<Taken> take_kept(std::size_t count, const Lock& lock);
   bool has_room_for(std::size_t count, const Lock& lock) const;
-  bool keeps_one_of(std::size_t count) const;
+  /// Null if there is none.
+  Slot* first_kept(std::size_t count, const Lock& lock);
   /// Nothing where slots would have to be taken apart for them, and one of so many is kept.
   std::optional<std::vector<CudaMemory>> gather(std::size_t count);
   std::byte* map_together(const std::vector<CudaMemory>& granules);

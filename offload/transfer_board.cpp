@@ -94,12 +94,11 @@ TransferId TransferBoard::start(TransferRequest request) {
   job->request = std::move(request);
   job->route = route_of(job->request);
   // What begins as anything is there as soon as its room is: nothing is done for each block.
-  job->block_bytes = job->request.fill && !job->request.zeroes ? job->request.bytes : block_bytes_;
+  job->block_bytes =
+      job->request.fill && !job->request.zeroes ? std::max<std::size_t>(job->request.bytes, 1) : block_bytes_;
   const Route& route = job->route;
   const auto has_worker = [&](Link link) { return workers_[index_of(link)] != nullptr; };
-  if (job->request.bytes > 0) {
-    job->blocks = static_cast<std::size_t>((job->request.bytes + job->block_bytes - 1) / job->block_bytes);
-  }
+  job->blocks = static_cast<std::size_t>((job->request.bytes + job->block_bytes - 1) / job->block_bytes);
   job->blocks_left = job->blocks;
   if (job->blocks == 0 || (job->request.fill ? job->request.to == Tier::nvme : job->request.from == job->request.to) ||
       !has_worker(route.first) || (route.second && !has_worker(*route.second))) {

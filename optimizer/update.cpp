@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <map>
 
@@ -185,45 +186,42 @@ void QueuedUpdate::count_updates() {
 std::vector<double> QueuedUpdate::sums_of_squares_by_segment(AccessOrigin origin) {
   std::vector<double> sums(job_.segments.size());
   // Together, as far as they can be had without room being made for them or being waited for.
-  struct Pinned {
-    const Item* item;
-    Pin gradient;
-  };
-  std::vector<Pinned> together;
+  std::vector<std::size_t> together;    // positions in parameter order
+  std::vector<Operand> gradients;       // of those,
+  std::vector<std::uint64_t> elements;  // and how many they are
+  std::deque<Pin> pins;                 // which stay where they are
   std::uint64_t bytes = 0;
+  const auto sum_up = [&] {
+    const OwnArithmetic arithmetic(stream_, origin);
+    const std::vector<double> of_these = sums_of_squares(elements, threads_, [&](std::size_t i, std::size_t block) {
+      return sum_of_block(job_.segments[together[i]], gradients[i], block);
+    });
+    for (std::size_t i = 0; i < of_these.size(); ++i) {
+      sums[together[i]] = of_these[i];
+    }
+    together.clear();
+    gradients.clear();
+    elements.clear();
+    pins.clear();
+    bytes = 0;
+  };
   const auto is_at_home_on_host = [&](ChunkId chunk) {
     return stream_.inspect([&](const Policy& policy) {
       return policy.chunk(chunk).info().home == Tier::host && policy.chunk(chunk).at(Tier::host).readable();
     });
   };
-  const auto sum_up = [&] {
-    const OwnArithmetic arithmetic(stream_, origin);
-    std::vector<std::pair<std::size_t, Operand>> segments;
-    std::vector<std::uint64_t> elements;
-    for (const Pinned& each : together) {
-      for (const std::size_t position : each.item->segments) {
-        segments.emplace_back(position, Operand{&each.gradient, 0, bytes_of(each.item->chunks.gradient_type)});
-        elements.push_back(job_.segments[position].elements);
-      }
-    }
-    const std::vector<double> of_these = sums_of_squares(elements, threads_, [&](std::size_t i, std::size_t block) {
-      return sum_of_block(job_.segments[segments[i].first], segments[i].second, block);
-    });
-    for (std::size_t i = 0; i < of_these.size(); ++i) {
-      sums[segments[i].first] = of_these[i];
-    }
-    together.clear();
-    bytes = 0;
-  };
   for (const Item& item : items_) {
     const ChunkId chunk = item.chunks.gradient.value();
-    if (!together.empty() && (bytes >= summed_together || !is_at_home_on_host(chunk))) {
+    if (!pins.empty() && (bytes >= summed_together || !is_at_home_on_host(chunk))) {
       sum_up();
     }
     const std::array accesses{ChunkAccess{chunk, Tier::host, Access::read}};
-    together.push_back({&item, stream_.acquire(accesses, origin)});
+    pins.push_back(stream_.acquire(accesses, origin));
     for (const std::size_t position : item.segments) {
-      bytes += job_.segments[position].elements * bytes_of(item.chunks.gradient_type);
+      together.push_back(position);
+      gradients.push_back({&pins.back(), 0, bytes_of(item.chunks.gradient_type)});
+      elements.push_back(job_.segments[position].elements);
+      bytes += elements.back() * bytes_of(item.chunks.gradient_type);
     }
   }
   sum_up();

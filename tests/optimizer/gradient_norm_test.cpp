@@ -43,6 +43,14 @@ double sum_in_pieces(const std::vector<T>& gradient, std::mt19937& random, std::
   return sum_of_blocks(blocks);
 }
 
+double sum_of_block(const std::vector<float>& gradient, std::size_t index) {
+  const std::size_t first = index * BlockOfSquares::kElements;
+  BlockOfSquares block;
+  block.add(ElementType::float32, gradient.data() + first,
+            std::min(BlockOfSquares::kElements, gradient.size() - first));
+  return block.sum();
+}
+
 // The order of additions that the header states, element by element.
 double sum_by_definition(const std::vector<float>& gradient) {
   double sum = 0;
@@ -127,16 +135,12 @@ TEST(SumOfSquares, does_not_depend_on_the_number_of_threads) {
   for (const int threads : {2, 3, many_threads}) {
     EXPECT_EQ(sum_of(gradient, threads), expected);
     Meeting meeting(threads);  // so that all are at work
-    const auto sum_of_block = [&](std::size_t, std::size_t i) {
+    const auto meet_and_sum = [&](std::size_t, std::size_t block) {
       meeting.come();
-      const std::size_t first = i * BlockOfSquares::kElements;
-      BlockOfSquares block;
-      block.add(ElementType::float32, gradient.data() + first,
-                std::min(BlockOfSquares::kElements, gradient.size() - first));
-      return block.sum();
+      return sum_of_block(gradient, block);
     };
     const std::uint64_t elements = gradient.size();
-    EXPECT_EQ(sums_of_squares({&elements, 1}, UpdateThreads(threads), sum_of_block), std::vector{expected});
+    EXPECT_EQ(sums_of_squares({&elements, 1}, UpdateThreads(threads), meet_and_sum), std::vector{expected});
     EXPECT_EQ(meeting.size(), threads);
   }
 }
@@ -150,15 +154,9 @@ TEST(SumOfSquares, of_several_gradients_are_those_of_each_alone) {
     elements.push_back(count);
     alone.push_back(sum_of(gradients.back()));
   }
-  const auto sum_of_block = [&](std::size_t which, std::size_t i) {
-    const std::size_t first = i * BlockOfSquares::kElements;
-    BlockOfSquares block;
-    block.add(ElementType::float32, gradients[which].data() + first,
-              std::min(BlockOfSquares::kElements, gradients[which].size() - first));
-    return block.sum();
-  };
-  EXPECT_EQ(sums_of_squares(elements, UpdateThreads(2), sum_of_block), alone);
-  EXPECT_TRUE(sums_of_squares({}, UpdateThreads(2), sum_of_block).empty());
+  const auto sum = [&](std::size_t which, std::size_t block) { return sum_of_block(gradients[which], block); };
+  EXPECT_EQ(sums_of_squares(elements, UpdateThreads(2), sum), alone);
+  EXPECT_TRUE(sums_of_squares({}, UpdateThreads(2), sum).empty());
 }
 
 TEST(SumOfSquares, neither_overflows_nor_loses_the_smallest) {
