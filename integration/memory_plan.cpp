@@ -130,6 +130,17 @@ double rate_of_drives(const Config& config, const Rates& rates, double DriveRate
 
 }  // namespace
 
+std::uint64_t MemoryPlan::host_memory_for(std::uint64_t bytes) const noexcept {
+  const std::uint64_t beside_staging = bytes - std::min(bytes, staging_bytes());
+  MemoryPlan larger = *this;
+  for (std::uint64_t needed = bytes;;) {
+    larger.host_bytes = needed;
+    larger.staging_blocks_each_way = terrace::staging_blocks_each_way(larger);
+    needed = beside_staging + larger.staging_bytes();
+    if (needed <= larger.host_bytes) return larger.host_bytes;
+  }
+}
+
 MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
                        std::uint64_t available_bytes, const Rates& rates) {
   MemoryPlan plan;

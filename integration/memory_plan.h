@@ -26,6 +26,8 @@ struct MemoryPlan {
   double nvme_write_rate = 0;
 
   std::uint64_t staging_bytes() const noexcept { return 2 * staging_blocks_each_way * granule_bytes; }
+  /// The least host.memory that holds `bytes`, of which the staging is a part, which grows with it.
+  std::uint64_t host_memory_for(std::uint64_t bytes) const noexcept;
 };
 
 /// For a device of that budget, whose slots take whole granules of `slot_granule_bytes`, on a machine with so much

@@ -97,8 +97,8 @@ RestingRoom SessionState::not_for_resting(const RestingRoom& to_be_freed) const 
 }
 
 StepRates SessionState::step_rates() const {
-  StepRates rates{.read_bytes_per_second = memory_.nvme_read_rate(),
-                  .write_bytes_per_second = memory_.nvme_write_rate()};
+  StepRates rates{.read_bytes_per_second = memory_.plan().nvme_read_rate,
+                  .write_bytes_per_second = memory_.plan().nvme_write_rate};
   for (const Model& model : models_) {
     rates.forward_seconds = std::max(rates.forward_seconds, model.notes.forward_seconds);
     rates.backward_seconds = std::max(rates.backward_seconds, model.notes.backward_seconds);
@@ -170,8 +170,9 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
   for (const Tier tier : all_tiers) {
     room[index_of(tier)] = saturating_subtract(memory_.budget(tier).capacity(), taken[index_of(tier)]);
   }
-  room[index_of(Tier::device)] = std::min(
-      room[index_of(Tier::device)], saturating_subtract(memory_.device_chunk_limit(), taken[index_of(Tier::device)]));
+  room[index_of(Tier::device)] =
+      std::min(room[index_of(Tier::device)],
+               saturating_subtract(memory_.plan().device_chunk_limit, taken[index_of(Tier::device)]));
   const RestingRoom before = room;
   std::vector<Tier> homes = choose_homes(rooms, shares, room);
   for (const Tier tier : {Tier::device, Tier::host}) {
@@ -198,24 +199,59 @@ void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, 
   for (std::size_t i = 0; i < requests.size(); ++i) {
     needed[index_of(homes[i])] += memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(homes[i])];
   }
-  if (!memory_.has_nvme()) {  // otherwise tensors of the program's leave the host for them
-    needed[index_of(Tier::host)] +=
-        saturating_subtract(memory_.budget(Tier::host).used(Kind::other), to_be_freed[index_of(Tier::host)]);
-  }
+  // With NVMe tensors of the program's leave the host for them.
+  needed[index_of(Tier::host)] +=
+      largest_visit_of_update(requests, homes) +
+      (memory_.has_nvme()
+           ? room_without_tensors()
+           : saturating_subtract(memory_.budget(Tier::host).used(Kind::other), to_be_freed[index_of(Tier::host)]));
   needed[index_of(Tier::device)] += memory_.budget(Tier::device).used(Kind::buffer);
   for (const Tier tier : all_tiers) {
     const std::uint64_t capacity = memory_.budget(tier).capacity();
-    if (needed[index_of(tier)] <= capacity) {
+    const std::uint64_t bytes = needed[index_of(tier)];
+    if (bytes <= capacity) {
       continue;
     }
     const std::string name(name_of(tier));
-    const std::uint64_t setting =
-        tier == Tier::nvme ? nvme_setting_for(needed[index_of(tier)]) : needed[index_of(tier)];
-    throw OutOfMemory(name + ": chunks of " + std::string(name_of(requests.front().kind)) + " and what is there take " +
-                          format_bytes(needed[index_of(tier)]) + ", in a budget of " + format_bytes(capacity),
+    const std::uint64_t setting = tier == Tier::nvme   ? nvme_setting_for(bytes)
+                                  : tier == Tier::host ? memory_.plan().host_memory_for(bytes)
+                                                       : bytes;
+    throw OutOfMemory(name + ": chunks of " + std::string(name_of(requests.front().kind)) +
+                          " and what else is to be there take " + format_bytes(bytes) + ", in a budget of " +
+                          format_bytes(capacity),
                       "raise " + name + ".memory to at least " + format_bytes_exactly(setting) +
                           (memory_.has_nvme() ? ", or let less rest there" : ", or give nvme.paths"));
   }
+}
+
+std::uint64_t SessionState::room_without_tensors() const {
+  return memory_.plan().staging_bytes() + memory_.plan().timeline_bytes;
+}
+
+std::uint64_t SessionState::largest_visit_of_update(std::span<const ChunkRequest> planned,
+                                                    std::span<const Tier> homes) const {
+  std::vector<std::uint64_t> visits(set_infos_.size());
+  const auto add = [&](const ChunkRequest& request, Tier home) {
+    if (home != Tier::host && set_infos_[request.set].parameters > 0) {
+      visits[request.set] += memory_.stream().room_bytes(bytes_of(request))[index_of(Tier::host)];
+    }
+  };
+  memory_.stream().inspect([&](const Policy& policy) {
+    for (std::uint32_t set = 0; set < chunk_sets_.size(); ++set) {
+      const ChunkSet& chunks = chunk_sets_[set];
+      for (const auto& id :
+           {std::optional(chunks.parameter), chunks.gradient, chunks.master, chunks.momentum, chunks.variance}) {
+        if (id) {
+          const ChunkInfo& info = policy.chunk(*id).info();
+          add({set, info.kind}, info.home);
+        }
+      }
+    }
+  });
+  for (std::size_t i = 0; i < planned.size(); ++i) {
+    add(planned[i], homes[i]);
+  }
+  return visits.empty() ? 0 : *std::max_element(visits.begin(), visits.end());
 }
 
 ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
@@ -227,10 +263,11 @@ ChunkId SessionState::add_chunk(const ChunkRequest& request, Tier home) {
 }
 
 void SessionState::keep_host_for_chunks() {
-  const std::uint64_t bytes = rested_[index_of(Tier::host)] + largest_update_room();
-  spillable_.keep_from_blocks(bytes);
+  const std::uint64_t resting = rested_[index_of(Tier::host)];
+  const std::uint64_t updates = largest_update_room();
+  spillable_.keep_from_blocks(resting, updates);
   if (activations_ != nullptr) {
-    activations_->keep_from_host(bytes);
+    activations_->keep_from_host(resting + updates);
   }
 }
 
@@ -289,28 +326,19 @@ std::uint64_t SessionState::largest_update_room() const {
 void SessionState::check_room_to_work() {
   spillable_.leave_free(0);  // what is under construction elsewhere does not stand in the way
   std::uint64_t largest_on_device = 0;
-  std::uint64_t largest_update = 0;
   memory_.stream().inspect([&](const Policy& policy) {
     for (std::size_t at = 0; at < chunk_sets_.size(); ++at) {
       if (set_infos_[at].parameters == 0) {
         continue;
       }
-      const ChunkSet& set = chunk_sets_[at];
-      std::uint64_t update = 0;
-      for (const auto& id : {std::optional(set.parameter), set.gradient, set.master, set.momentum, set.variance}) {
-        if (!id) {
-          continue;
-        }
-        const ChunkInfo& info = policy.chunk(*id).info();
-        update += info.home == Tier::host ? 0 : info.room_bytes[index_of(Tier::host)];
-        const bool computed_with = info.kind == Kind::parameter || info.kind == Kind::gradient;
-        if (computed_with && info.home != Tier::device) {
-          largest_on_device = std::max(largest_on_device, info.room_bytes[index_of(Tier::device)]);
+      for (const auto& id : {std::optional(chunk_sets_[at].parameter), chunk_sets_[at].gradient}) {
+        if (id && policy.chunk(*id).info().home != Tier::device) {
+          largest_on_device = std::max(largest_on_device, policy.chunk(*id).info().room_bytes[index_of(Tier::device)]);
         }
       }
-      largest_update = std::max(largest_update, update);
     }
   });
+  const std::uint64_t largest_update = largest_visit_of_update({}, {});
   const Budget& host = memory_.budget(Tier::host);
   const std::uint64_t host_needed = rested_[index_of(Tier::host)] + host.used(Kind::other) + largest_update;
   if (host_needed > host.capacity()) {
@@ -318,18 +346,19 @@ void SessionState::check_room_to_work() {
                           format_bytes(rested_[index_of(Tier::host)]) + " that rest there and " +
                           format_bytes(host.used(Kind::other)) + " of staging and other use, in a budget of " +
                           format_bytes(host.capacity()),
-                      "raise host.memory to at least " + format_bytes_exactly(host_needed) +
+                      "raise host.memory to at least " +
+                          format_bytes_exactly(memory_.plan().host_memory_for(host_needed)) +
                           ", lower placement.chunk, or let less rest on the host");
   }
   const Budget& device = memory_.budget(Tier::device);
   const std::uint64_t chunks_needed = rested_[index_of(Tier::device)] + largest_on_device;
   const std::uint64_t device_needed = chunks_needed + device.used(Kind::buffer);
-  if (device_needed > device.capacity() || chunks_needed > memory_.device_chunk_limit()) {
+  if (device_needed > device.capacity() || chunks_needed > memory_.plan().device_chunk_limit) {
     const bool limited = device_needed <= device.capacity();
     throw OutOfMemory("device: the largest chunk of " + format_bytes(largest_on_device) + " does not fit beside " +
                           format_bytes(rested_[index_of(Tier::device)]) + " of chunks that rest there and " +
                           format_bytes(device.used(Kind::buffer)) + " of buffers, in " +
-                          (limited ? "device.chunks of " + format_bytes(memory_.device_chunk_limit())
+                          (limited ? "device.chunks of " + format_bytes(memory_.plan().device_chunk_limit)
                                    : "device.memory of " + format_bytes(device.capacity())),
                       std::string("raise ") + (limited ? "device.chunks" : "device.memory") + " to at least " +
                           format_bytes_exactly(limited ? chunks_needed : device_needed) +

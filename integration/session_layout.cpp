@@ -59,7 +59,7 @@ SessionState::ModelLayout SessionState::choose_layout(std::span<const ManagedPar
   for (const ManagedParameter& parameter : found) {
     runs.push_back(run_of(parameter));
   }
-  ModelLayout by_construction = planned(runs, searches ? memory_.chunk_bytes() : chunk_bytes_.load());
+  ModelLayout by_construction = planned(runs, searches ? memory_.plan().chunk_bytes : chunk_bytes_.load());
   const bool is_asked_for = config_.placement.order == "use";
   if (!lays_out_by_notes() || notes.order.empty()) {
     if (is_asked_for) {
@@ -90,7 +90,7 @@ bool SessionState::has_room_for(const ModelLayout& by_use, const ModelLayout& by
   };
   const auto [all, largest] = rooms(by_use.layout);
   const auto [most, largest_allowed] = rooms(by_construction.layout);
-  const std::uint64_t device = std::min(memory_.budget(Tier::device).capacity(), memory_.device_chunk_limit());
+  const std::uint64_t device = std::min(memory_.budget(Tier::device).capacity(), memory_.plan().device_chunk_limit);
   return all <= most && largest <= largest_allowed &&
          notes.device_bytes + notes.more_in_another_order(largest_on_device(by_use.layout)) <= device;
 }

@@ -138,6 +138,7 @@ void SessionState::watch(ManagedParameter& parameter) {
 }
 
 void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const ModelLayout& chosen) {
+  const SpillableStorages::NoUpdates none(spillable_);
   const std::size_t first_set = set_infos_.size();
   std::vector<FormerPlace> former;
   for (const ManagedParameter& parameter : found) {
@@ -229,25 +230,28 @@ void SessionState::move_in(std::span<ManagedParameter> found, const ModelLayout&
 
 void SessionState::require_room_to_move_in(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
                                            std::span<const std::vector<ManagedParameter*>> members) const {
-  if (memory_.has_nvme()) {
-    return;  // tensors leave for it
-  }
+  const bool has_nvme = memory_.has_nvme();
   const Budget& host = memory_.budget(Tier::host);
-  std::uint64_t used = host.used(Kind::other) + rested_[index_of(Tier::host)];
+  const auto room = [&](std::uint64_t bytes) { return memory_.stream().room_bytes(bytes)[index_of(Tier::host)]; };
+  std::uint64_t used = rested_[index_of(Tier::host)] + (has_nvme ? room_without_tensors() : host.used(Kind::other));
   std::uint64_t most = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const std::uint64_t room = memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(Tier::host)];
-    most = std::max(most, used + room);  // it is filled there, wherever it rests
-    used += homes[i] == Tier::host ? room : 0;
+    const std::uint64_t room_of_chunk = room(bytes_of(requests[i]));
+    std::uint64_t largest_tensor = 0;
+    std::uint64_t moved = 0;
     for (const ManagedParameter* const parameter : members[i]) {
-      used -= bytes_on_host(parameter->tensor);
+      largest_tensor = std::max<std::uint64_t>(largest_tensor, parameter->tensor.nbytes());
+      moved += bytes_on_host(parameter->tensor);
     }
+    // It is filled there, wherever it rests. Of the tensors all others can leave for NVMe.
+    most = std::max(most, used + room_of_chunk + (has_nvme ? room(largest_tensor) : 0));
+    used += (homes[i] == Tier::host ? room_of_chunk : 0) - (has_nvme ? 0 : moved);
   }
   if (most > host.capacity()) {
-    throw OutOfMemory("host: moving parameters into chunks takes " + format_bytes(most) + " at one moment, of which " +
-                          format_bytes(host.used(Kind::other)) + " are used now, in a budget of " +
-                          format_bytes(host.capacity()),
-                      "raise host.memory to at least " + format_bytes_exactly(most) + ", or give nvme.paths");
+    throw OutOfMemory("host: moving parameters into chunks takes " + format_bytes(most) +
+                          " at one moment, in a budget of " + format_bytes(host.capacity()),
+                      "raise host.memory to at least " + format_bytes_exactly(memory_.plan().host_memory_for(most)) +
+                          (has_nvme ? ", or let less rest there" : ", or give nvme.paths"));
   }
 }
 

@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "base/memory_info.h"
 #include "integration/cuda_program.h"
-#include "integration/memory_plan.h"
 #include "integration/rates.h"
 #include "offload/choose_device.h"
 #include "offload/choose_engine.h"
@@ -128,34 +127,30 @@ SessionMemory::SessionMemory(const Config& config) {
   make_device(config.device, available);
   // Where the device computes, the program takes one core to tell it what.
   cores_ = share_cores(program_device_.is_cpu() ? at::get_num_threads() : 1, numa_node_);
-  const MemoryPlan plan = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
-                                      uses_rates(config) ? RatesFile().load() : Rates{});
-  chunk_bytes_ = plan.chunk_bytes;
-  nvme_read_rate_ = plan.nvme_read_rate;
-  nvme_write_rate_ = plan.nvme_write_rate;
-  device_chunk_limit_ = plan.device_chunk_limit;
-  host_budget_ = std::make_shared<Budget>(Tier::host, plan.host_bytes);
-  arena_ = std::make_unique<HostArena>(plan.granule_bytes, plan.granule_count);
+  plan_ = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
+                      uses_rates(config) ? RatesFile().load() : Rates{});
+  host_budget_ = std::make_shared<Budget>(Tier::host, plan_.host_bytes);
+  arena_ = std::make_unique<HostArena>(plan_.granule_bytes, plan_.granule_count);
   if (numa_node_) {
     prefer_numa_node(arena_->region(), *numa_node_);
   }
   if (!config.nvme.paths.empty()) {
     engine_ = make_io_engine(config.io.engine, cores_.transfers.processors);
-    store_ = std::make_unique<NvmeStore>(config.nvme.paths, plan.nvme_capacity, plan.granule_bytes);
+    store_ = std::make_unique<NvmeStore>(config.nvme.paths, plan_.nvme_capacity, plan_.granule_bytes);
     for (const auto& file : store_->removed_files()) {
       log(LogLevel::info, "nvme: removed " + file.string() + ", left by a process that is gone");
     }
   }
-  nvme_budget_ = std::make_unique<Budget>(Tier::nvme, plan.nvme_bytes);
+  nvme_budget_ = std::make_unique<Budget>(Tier::nvme, plan_.nvme_bytes);
   const std::array<Budget*, tier_count> budgets{&device_->budget(), host_budget_.get(), nvme_budget_.get()};
-  timeline_room_ = Reservation(*host_budget_, Kind::other, plan.timeline_bytes);
-  timeline_ = std::make_unique<Timeline>(plan.timeline_bytes, budgets);
+  timeline_room_ = Reservation(*host_budget_, Kind::other, plan_.timeline_bytes);
+  timeline_ = std::make_unique<Timeline>(plan_.timeline_bytes, budgets);
   stream_ = std::make_unique<AccessStream>(
       budgets, *device_, *arena_, store_.get(), engine_.get(),
-      AccessStream::Options{.device_chunk_limit = device_chunk_limit_,
+      AccessStream::Options{.device_chunk_limit = plan_.device_chunk_limit,
                             .prefetch_depth = static_cast<std::size_t>(config.io.prefetch),
-                            .nvme_depth = plan.nvme_depth,
-                            .staging_blocks_each_way = plan.staging_blocks_each_way,
+                            .nvme_depth = plan_.nvme_depth,
+                            .staging_blocks_each_way = plan_.staging_blocks_each_way,
                             .transfer_processors = cores_.transfers.processors,
                             .timeline = timeline_.get()});
   device_source_ = std::make_shared<DeviceBlocks>(device_, *stream_);

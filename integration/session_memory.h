@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 
 #include "base/config.h"
+#include "integration/memory_plan.h"
 #include "integration/program_memory.h"
 #include "memory/access_stream.h"
 #include "memory/pool_budget.h"
@@ -50,11 +51,7 @@ class SessionMemory {
   /// As they are for as many threads as LibTorch had when this was made.
   const CoreShares& cores() const noexcept { return cores_; }
   Budget& budget(Tier tier) const noexcept;
-  std::uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
-  std::uint64_t device_chunk_limit() const noexcept { return device_chunk_limit_; }
-  // As MemoryPlan has them.
-  double nvme_read_rate() const noexcept { return nvme_read_rate_; }
-  double nvme_write_rate() const noexcept { return nvme_write_rate_; }
+  const MemoryPlan& plan() const noexcept { return plan_; }
   Timeline& timeline() const noexcept { return *timeline_; }
   bool has_nvme() const noexcept { return store_ != nullptr; }
 
@@ -100,10 +97,7 @@ class SessionMemory {
 
   static inline thread_local int construction_depth_ = 0;
 
-  std::uint64_t chunk_bytes_ = 0;
-  std::uint64_t device_chunk_limit_ = 0;
-  double nvme_read_rate_ = 0;
-  double nvme_write_rate_ = 0;
+  MemoryPlan plan_;
   c10::Device program_device_ = c10::DeviceType::CPU;
   std::optional<unsigned> numa_node_;  ///< that the device is near to
   CoreShares cores_;

@@ -123,7 +123,7 @@ SessionState::SessionState(const Config& config)
       updates_(std::make_unique<UpdateQueue>(memory_.stream(), memory_.cores().update_in_background,
                                              memory_.cores().update_threads, memory_.cores().update.processors)),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)),
-      chunk_bytes_(memory_.chunk_bytes()) {
+      chunk_bytes_(memory_.plan().chunk_bytes) {
   set_log_level(config.log.level);
   install_saved_tensor_hooks();
   settle_vector_functions();

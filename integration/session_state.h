@@ -261,6 +261,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// All of them, or where that throws none.
   void add_optimizer_chunks(std::span<const ChunkRequest> requests);
   std::optional<ChunkId>& state_chunk(const ChunkRequest& request);
+  /// What the session itself takes of the host.
+  std::uint64_t room_without_tensors() const;
+  /// What an update of one set's chunks brings to the host at most, of those that rest elsewhere: the session's, and
+  /// planned ones that will rest at `homes`.
+  std::uint64_t largest_visit_of_update(std::span<const ChunkRequest> planned, std::span<const Tier> homes) const;
   /// Throws OutOfMemory, with the setting that all of them need together, before any is registered.
   void require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
                             const RestingRoom& to_be_freed) const;

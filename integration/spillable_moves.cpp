@@ -50,7 +50,7 @@ bool SpillableStorages::can_leave(c10::StorageImpl& storage) const {
 
 std::uint64_t SpillableStorages::largest_that_leaves() const {
   const std::uint64_t capacity = memory_.budget(Tier::host).capacity();
-  const std::uint64_t kept = std::min<std::uint64_t>(capacity, kept_from_blocks_);
+  const std::uint64_t kept = std::min(capacity, kept_from_blocks());
   const std::uint64_t both = (capacity - kept) / 2;
   return both - std::min<std::uint64_t>(both, memory_.stream().granule_bytes());
 }
@@ -171,7 +171,7 @@ void SpillableStorages::leave_free(std::uint64_t bytes) { promise(0, bytes); }
 
 bool SpillableStorages::leaves_free(std::uint64_t bytes, const Lock&) const {
   const Budget& host = memory_.budget(Tier::host);
-  return host.used(Kind::other) + kept_from_blocks_ + promised_ + bytes <= host.capacity();
+  return host.used(Kind::other) + kept_from_blocks() + promised_ + bytes <= host.capacity();
 }
 
 void SpillableStorages::before_block(std::uint64_t bytes) {
@@ -180,7 +180,7 @@ void SpillableStorages::before_block(std::uint64_t bytes) {
   }
   // What an op uses that nobody sees is not known; and for what cannot fit nothing need leave.
   const bool may_make_room =
-      at::isRecordFunctionEnabled() && bytes + kept_from_blocks_ <= memory_.budget(Tier::host).capacity();
+      at::isRecordFunctionEnabled() && bytes + kept_from_blocks() <= memory_.budget(Tier::host).capacity();
   if (!may_make_room) {
     const Lock lock(mutex_);
     promised_ += bytes;

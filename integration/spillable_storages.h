@@ -125,12 +125,28 @@ class SpillableStorages final : public HostRoom {
     const std::uint64_t bytes_;
   };
 
+  /// While it lives no update brings anything to the host: what is kept for updates is there for blocks, and for the
+  /// chunks that these leave for.
+  class NoUpdates {
+   public:
+    explicit NoUpdates(SpillableStorages& owner) noexcept : owner_(owner) { ++owner_.without_updates_; }
+    ~NoUpdates() { --owner_.without_updates_; }
+    NoUpdates(const NoUpdates&) = delete;
+    NoUpdates& operator=(const NoUpdates&) = delete;
+
+   private:
+    SpillableStorages& owner_;
+  };
+
   /// What has left and is still needed.
   std::vector<std::shared_ptr<ManagedStorage>> away() const;
   /// Room on NVMe that it takes.
   std::uint64_t nvme_bytes() const;
   /// So much of the host's budget is for chunks: what is at home there, and what an update brings.
-  void keep_from_blocks(std::uint64_t bytes) noexcept { kept_from_blocks_ = bytes; }
+  void keep_from_blocks(std::uint64_t resting, std::uint64_t updates) noexcept {
+    kept_for_resting_ = resting;
+    kept_for_updates_ = updates;
+  }
   /// Has storages leave until blocks and what is kept from them leave `bytes` of the host's budget, as far as that
   /// goes.
   void leave_free(std::uint64_t bytes);
@@ -162,6 +178,9 @@ class SpillableStorages final : public HostRoom {
   /// What the host does not hold twice cannot be copied into a chunk.
   bool can_leave(c10::StorageImpl& storage) const;
   std::uint64_t largest_that_leaves() const;
+  std::uint64_t kept_from_blocks() const noexcept {
+    return kept_for_resting_ + (without_updates_ > 0 ? 0 : kept_for_updates_.load());
+  }
   void use(OpFrame& frame, const c10::IValue& value, bool touches_bytes);
   /// The entry of a storage that can leave, or null. What is met for the first time gets one.
   Entry* find(c10::StorageImpl& storage, const Lock&);
@@ -185,7 +204,9 @@ class SpillableStorages final : public HostRoom {
   const std::shared_ptr<StorageRegistry> registry_;
   const std::function<void(std::exception_ptr)> failed_;
   const std::function<void()> notice_dead_;
-  std::atomic<std::uint64_t> kept_from_blocks_{0};
+  std::atomic<std::uint64_t> kept_for_resting_{0};
+  std::atomic<std::uint64_t> kept_for_updates_{0};
+  std::atomic<int> without_updates_{0};
   std::atomic<std::size_t> reasons_to_look_{0};  ///< entries, and constructions under way
   mutable std::mutex mutex_;
   std::condition_variable moved_;

@@ -55,6 +55,12 @@ Saturating elements_of(const Config::Model& model) {
   return elements;
 }
 
+Saturating largest_elements(const Config::Model& model) {
+  Saturating most = 0;
+  for (const Alike& alike : parameters_of(model)) most = std::max(most, alike.elements);
+  return most;
+}
+
 Saturating rounded_to_pages(Saturating bytes) {
   const bool has_room = bytes < Saturating::most / 2;  // to round up in
   return has_room ? PageBlocks::rounded(bytes.value()) : Saturating::most;
@@ -107,7 +113,7 @@ std::uint64_t least_device_bytes(const Config& config) {
   return std::max(after_forward, in_backward).value();
 }
 
-void require_least_memory(const Config& config, std::uint64_t state_bytes, const MemoryUsage& usage) {
+void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter, const MemoryUsage& usage) {
   const std::uint64_t least_device = least_device_bytes(config);
   const std::uint64_t device = usage.capacity(Tier::device);
   if (device < least_device) {
@@ -120,6 +126,13 @@ void require_least_memory(const Config& config, std::uint64_t state_bytes, const
                    : "or lower train.micro_batch"));
   }
   if (const std::uint64_t nvme = usage.capacity(Tier::nvme); nvme > 0) {
+    // An update has all of a chunk on the host, and no tensor is in two chunks.
+    const Saturating update = usage.now(Tier::host) + largest_elements(config.model) * bytes_of_parameter;
+    if (const std::uint64_t host = usage.capacity(Tier::host); host < update) {
+      throw OutOfMemory("host: an update of the largest matrix takes at least " + format_bytes(update.value()) +
+                            ", in a budget of " + format_bytes(host),
+                        "raise host.memory to at least " + format_bytes_exactly(update.value()));
+    }
     // Before an update all parameters and gradients are there, wherever they rest.
     const std::uint64_t least =
         (elements_of(config.model) * (element_bytes(config.model) + gradient_bytes(config))).value();
@@ -130,6 +143,7 @@ void require_least_memory(const Config& config, std::uint64_t state_bytes, const
                       "raise nvme.memory to at least " + format_bytes_exactly(nvme + (least - all)));
   }
   // Without NVMe all of the model is built on the host; training needs more, which may rest on the device too.
+  const std::uint64_t state_bytes = (elements_of(config.model) * bytes_of_parameter).value();
   const std::uint64_t beside_device = state_bytes - std::min(state_bytes, device - least_device);
   const std::uint64_t host =
       (usage.now(Tier::host) + std::max<Saturating>(built_bytes(config.model), beside_device)).value();

@@ -18,8 +18,8 @@ std::int64_t count_parameters(const Config::Model& model);
 std::uint64_t least_device_bytes(const Config& config);
 
 /// Throws OutOfMemory, with what it takes at least, if the budget of the device, the host or all tiers is less. `usage`
-/// is that of a session which has no model yet, and `state_bytes` what the model's training state will take.
-void require_least_memory(const Config& config, std::uint64_t state_bytes, const MemoryUsage& usage);
+/// is that of a session which has no model yet, and `bytes_of_parameter` what the training state of each takes.
+void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter, const MemoryUsage& usage);
 
 /// The same for training without a session, all in memory.
 void require_available_memory(std::uint64_t state_bytes, std::uint64_t available_bytes);

@@ -71,7 +71,8 @@ void require_session_for_checkpoints(const TrainOptions& options) {
 /// What is kept for --timeline where the configuration says nothing: minutes of a run, and little of the host's budget.
 std::uint64_t timeline_memory(std::uint64_t host_memory) {
   constexpr std::uint64_t most = std::uint64_t{16} << 20U;
-  return std::clamp(host_memory / 16, Config::Timeline::least_memory, most);
+  constexpr std::uint64_t page = 4096;  // sizes that are told are shorter so
+  return std::clamp(host_memory / 16 / page * page, Config::Timeline::least_memory, most);
 }
 
 /// The configuration that the run has, with room for the timeline if one is to be written.

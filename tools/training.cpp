@@ -56,7 +56,7 @@ Training::Training(const Config& config, const Dataset& dataset, bool unmanaged)
     if (device_.is_cpu()) require_available_memory(state_bytes(), available_memory_bytes());
   } else {
     session_.emplace(config);
-    require_least_memory(config, state_bytes(), session_->memory_usage());
+    require_least_memory(config, bytes_of_parameter(), session_->memory_usage());
   }
   typed([&] { build(); });
   const MemoryUsage built = usage();
@@ -196,12 +196,15 @@ std::uint8_t Training::next_byte(const std::string& text, std::mt19937_64& gener
 std::int64_t Training::parameters() const { return count_parameters(config_.model); }
 
 std::uint64_t Training::state_bytes() const {
+  return (Saturating(static_cast<std::uint64_t>(parameters())) * bytes_of_parameter()).value();
+}
+
+std::uint64_t Training::bytes_of_parameter() const {
   const at::ScalarType type = config_.model.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
   const at::ScalarType gradient = gradient_type(type, config_.optimizer.accumulate == "float32");
   const StateFormat states = state_format(config_.optimizer.states);
-  const std::size_t bytes = c10::elementSize(type) + c10::elementSize(gradient) +
-                            master_bytes(states, element_type(type)) + 2 * bytes_of(moment_type(states));
-  return (Saturating(static_cast<std::uint64_t>(parameters())) * bytes).value();
+  return c10::elementSize(type) + c10::elementSize(gradient) + master_bytes(states, element_type(type)) +
+         2 * bytes_of(moment_type(states));
 }
 
 }  // namespace terrace

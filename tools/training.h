@@ -74,6 +74,7 @@ class Training {
 
  private:
   void build();
+  std::uint64_t bytes_of_parameter() const;
   double accumulate_gradients();
   /// Counts what was moved and waited for since `before` for no step.
   void leave_out_of_steps(const MemoryUsage& before);

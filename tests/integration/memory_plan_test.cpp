@@ -110,6 +110,18 @@ TEST_F(MemoryPlanTest, stages_as_much_as_keeps_up_with_a_full_queue_where_that_i
   EXPECT_EQ(plan().staging_blocks_each_way, TransferService::staging_blocks_each_way) << "with no drive";
 }
 
+TEST_F(MemoryPlanTest, tells_the_least_host_that_holds_more_beside_staging_that_grows_with_it) {
+  config_.placement.chunk = 4 * kMiB;
+  config_.host.memory = 16 * kMiB;
+  for (const std::uint64_t beside : {12 * kMiB, 300 * kMiB, 8192 * kMiB}) {
+    const std::uint64_t least = plan().host_memory_for(plan().staging_bytes() + beside);
+    config_.host.memory = least;
+    EXPECT_GE(least - plan().staging_bytes(), beside);
+    config_.host.memory = least - 1;
+    EXPECT_LT(least - 1 - plan().staging_bytes(), beside);
+  }
+}
+
 TEST_F(MemoryPlanTest, has_room_for_as_much_after_a_measurement_as_before) {
   config_.nvme.memory.reset();
   const std::uint64_t before = plan().nvme_capacity;

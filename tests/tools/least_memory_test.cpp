@@ -69,10 +69,10 @@ TEST(LeastMemory, tiers_that_do_not_hold_parameters_and_gradients_are_refused_wi
   const std::uint64_t parameters = 4 * static_cast<std::uint64_t>(count_parameters(config.model));
   const std::uint64_t device = least_device_bytes(config);
   const auto hint = [&](std::uint64_t nvme) {
-    return hint_of([&] { require_least_memory(config, 4 * parameters, empty_session(device, 1, nvme)); });
+    return hint_of([&] { require_least_memory(config, 16, empty_session(device, 64 * MiB, nvme)); });
   };
   ASSERT_LT(device, 2 * parameters);
-  const std::uint64_t least = 2 * parameters - device - 1;
+  const std::uint64_t least = 2 * parameters - device - 64 * MiB;
   EXPECT_EQ(hint(least - 1), "raise nvme.memory to at least " + format_bytes_exactly(least));
   EXPECT_EQ(hint(least), "");
 }
@@ -97,19 +97,32 @@ TEST(LeastMemory, recomputing_needs_less_and_a_larger_batch_more) {
 TEST(LeastMemory, a_device_that_holds_no_step_is_refused_with_what_it_takes) {
   const Config config;
   const std::uint64_t least = least_device_bytes(config);
-  const std::uint64_t states = 16 * static_cast<std::uint64_t>(count_parameters(config.model));
-  EXPECT_THAT(hint_of([&] { require_least_memory(config, states, empty_session(least - 1, 1024 * MiB)); }),
+  EXPECT_THAT(hint_of([&] { require_least_memory(config, 16, empty_session(least - 1, 1024 * MiB)); }),
               HasSubstr("device.memory to at least " + format_bytes_exactly(least)));
-  EXPECT_EQ(hint_of([&] { require_least_memory(config, states, empty_session(least, 1024 * MiB)); }), "");
+  EXPECT_EQ(hint_of([&] { require_least_memory(config, 16, empty_session(least, 1024 * MiB)); }), "");
 }
 
 TEST(LeastMemory, without_nvme_host_and_device_hold_all_of_the_training_state) {
   const Config config;
-  const std::uint64_t states = 16 * static_cast<std::uint64_t>(count_parameters(config.model));
-  EXPECT_THAT(hint_of([&] { require_least_memory(config, states, empty_session(256 * MiB, MiB)); }),
+  EXPECT_THAT(hint_of([&] { require_least_memory(config, 16, empty_session(256 * MiB, MiB)); }),
               HasSubstr("raise host.memory to at least "));
-  EXPECT_EQ(hint_of([&] { require_least_memory(config, states, empty_session(256 * MiB, MiB, MiB)); }), "");
-  EXPECT_NE(hint_of([&] { require_least_memory(config, 1024 * MiB, empty_session(256 * MiB, 768 * MiB)); }), "");
+  const std::uint64_t gibibyte_of_states = 1024 * MiB / static_cast<std::uint64_t>(count_parameters(config.model));
+  EXPECT_NE(hint_of([&] { require_least_memory(config, gibibyte_of_states, empty_session(256 * MiB, 768 * MiB)); }),
+            "");
+}
+
+TEST(LeastMemory, with_nvme_the_host_holds_an_update_of_the_largest_matrix) {
+  Config config;
+  config.model.width = 64;
+  MemoryUsage usage = empty_session(1024 * MiB, 0, 1024 * MiB);
+  MemoryUsage::OfTier& host = usage.tiers[index_of(Tier::host)];
+  host.now = MiB;  // staging
+  const std::uint64_t least = MiB + std::uint64_t{16} * 4 * 64 * 64;
+  host.capacity = least - 1;
+  EXPECT_EQ(hint_of([&] { require_least_memory(config, 16, usage); }),
+            "raise host.memory to at least " + format_bytes_exactly(least));
+  host.capacity = least;
+  EXPECT_EQ(hint_of([&] { require_least_memory(config, 16, usage); }), "");
 }
 
 }  // namespace
