@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "memory/timeline.h"
 #include "offload/copy_rate.h"
+#include "offload/extent_format.h"
 #include "offload/host_arena.h"
 #include "offload/nvme_paths.h"
 #include "offload/nvme_worker.h"
@@ -141,6 +142,11 @@ std::uint64_t MemoryPlan::host_memory_for(std::uint64_t bytes) const noexcept {
   }
 }
 
+std::uint64_t MemoryPlan::nvme_memory_for(std::uint64_t bytes) const {
+  const std::uint64_t extents_a_path = (bytes + granule_bytes * nvme_paths - 1) / (granule_bytes * nvme_paths);
+  return nvme_paths * extent_file_bytes(granule_bytes, extents_a_path);
+}
+
 MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::uint64_t slot_granule_bytes,
                        std::uint64_t available_bytes, const Rates& rates) {
   MemoryPlan plan;
@@ -158,6 +164,7 @@ MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::ui
   plan.staging_blocks_each_way = staging_blocks_each_way(plan);
   require_staging(plan);
   if (const auto& paths = config.nvme.paths; !paths.empty()) {
+    plan.nvme_paths = paths.size();
     plan.nvme_capacity =
         config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_bytes(plan.chunk_bytes)));
     plan.nvme_bytes =

@@ -16,6 +16,7 @@ struct MemoryPlan {
   std::uint64_t timeline_bytes = 0;         ///< of the host's, for the timeline
   std::uint64_t nvme_bytes = 0;             ///< of extents; 0: there is no such tier
   std::uint64_t nvme_capacity = 0;          ///< of the store's files, headers too
+  std::size_t nvme_paths = 0;               ///< that have equal shares of it
   std::uint64_t device_chunk_limit = 0;     ///< most bytes of chunks on the device
   std::uint64_t chunk_bytes = 0;            ///< of a chunk of parameters
   std::size_t granule_bytes = 0;            ///< what slots on the host and extents consist of
@@ -28,6 +29,8 @@ struct MemoryPlan {
   std::uint64_t staging_bytes() const noexcept { return 2 * staging_blocks_each_way * granule_bytes; }
   /// The least host.memory that holds `bytes`, of which the staging is a part, which grows with it.
   std::uint64_t host_memory_for(std::uint64_t bytes) const noexcept;
+  /// The least nvme.memory whose extents take so many bytes: the files have headers besides.
+  std::uint64_t nvme_memory_for(std::uint64_t bytes) const;
 };
 
 /// For a device of that budget, whose slots take whole granules of `slot_granule_bytes`, on a machine with so much

@@ -212,10 +212,10 @@ bool OffloadedActivations::may_leave(std::uint64_t bytes) const {
       kept_from_host_ + host.used(Kind::activation) + host.used(Kind::buffer) + host.used(Kind::other);
   const std::uint64_t needed = taken + memory_->stream().room_bytes(bytes)[index_of(Tier::host)];
   if (is_asked_for_ && needed > host.capacity()) {
-    throw OutOfMemory(
-        "host: " + format_bytes(bytes) + " of activations do not fit beside " + format_bytes(taken) +
-            " for chunks, their updates and other activations, in a budget of " + format_bytes(host.capacity()),
-        "raise host.memory to at least " + format_bytes_exactly(needed) + ", or set placement.activations = \"nvme\"");
+    throw OutOfMemory("host: " + format_bytes(bytes) + " of activations do not fit beside " + format_bytes(taken) +
+                          " for chunks, their updates and other activations, in a budget of " +
+                          format_bytes(host.capacity()),
+                      host.hint_to_hold(needed) + ", or set placement.activations = \"nvme\"");
   }
   return needed <= host.capacity();
 }

@@ -1,6 +1,9 @@
 // Which chunks a session has, where they rest, and whether what is left is enough to work in.
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
 #include <utility>
 
 #include "base/error.h"
@@ -8,7 +11,6 @@
 #include "base/units.h"
 #include "integration/element_types.h"
 #include "integration/session_state.h"
-#include "offload/extent_format.h"
 
 namespace terrace {
 namespace {
@@ -96,6 +98,37 @@ RestingRoom SessionState::not_for_resting(const RestingRoom& to_be_freed) const 
   return taken;
 }
 
+RestingRoom SessionState::told_to_rest_later() const {
+  std::array<double, tier_count> later{};
+  const auto add = [&](std::uint32_t set, Kind kind, const std::optional<Config::Shares>& shares) {
+    const std::uint64_t bytes = bytes_of({set, kind});
+    if (shares && bytes > 0) {
+      const RestingRoom room = memory_.stream().room_bytes(bytes);
+      later[index_of(Tier::device)] += shares->device * static_cast<double>(room[index_of(Tier::device)]);
+      later[index_of(Tier::host)] += shares->host * static_cast<double>(room[index_of(Tier::host)]);
+      later[index_of(Tier::nvme)] += shares->nvme * static_cast<double>(room[index_of(Tier::nvme)]);
+    }
+  };
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    if (!set_infos_[set].trainable || set_infos_[set].parameters == 0) {
+      continue;
+    }
+    const bool is_there = set < chunk_sets_.size();
+    if (!is_there || !chunk_sets_[set].gradient) {
+      add(set, Kind::gradient, config_.placement.gradients);
+    }
+    if (!is_there || !chunk_sets_[set].momentum) {
+      for (const Kind kind : {Kind::master, Kind::momentum, Kind::variance}) {
+        add(set, kind, config_.placement.optimizer);
+      }
+    }
+  }
+  RestingRoom room{};
+  std::transform(later.begin(), later.end(), room.begin(),
+                 [](double bytes) { return static_cast<std::uint64_t>(std::ceil(bytes)); });
+  return room;
+}
+
 StepRates SessionState::step_rates() const {
   StepRates rates{.read_bytes_per_second = memory_.plan().nvme_read_rate,
                   .write_bytes_per_second = memory_.plan().nvme_write_rate};
@@ -166,6 +199,10 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
   }
   RestingRoom taken = not_for_resting(to_be_freed);
   taken[index_of(Tier::device)] += 2 * largest_on_device;
+  if (!shares) {
+    const RestingRoom later = told_to_rest_later();
+    std::transform(taken.begin(), taken.end(), later.begin(), taken.begin(), std::plus<>());
+  }
   RestingRoom room{};
   for (const Tier tier : all_tiers) {
     room[index_of(tier)] = saturating_subtract(memory_.budget(tier).capacity(), taken[index_of(tier)]);
@@ -182,18 +219,12 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
       memory_.budget(tier).need(taken[index_of(tier)] + placed);
     }
   }
-  require_room_to_rest(requests, homes, to_be_freed);
+  require_room_to_rest(requests, homes, shares, to_be_freed);
   return homes;
 }
 
-std::uint64_t SessionState::nvme_setting_for(std::uint64_t bytes) const {
-  const std::uint64_t extent_bytes = memory_.stream().granule_bytes();
-  const std::uint64_t paths = config_.nvme.paths.size();
-  const std::uint64_t extents = (bytes + extent_bytes * paths - 1) / (extent_bytes * paths);
-  return paths * extent_file_bytes(extent_bytes, extents);
-}
-
 void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
+                                        const std::optional<Config::Shares>& shares,
                                         const RestingRoom& to_be_freed) const {
   RestingRoom needed = rested_;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -206,21 +237,26 @@ void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, 
            ? room_without_tensors()
            : saturating_subtract(memory_.budget(Tier::host).used(Kind::other), to_be_freed[index_of(Tier::host)]));
   needed[index_of(Tier::device)] += memory_.budget(Tier::device).used(Kind::buffer);
+  const auto lacking = [&](Tier tier) {
+    return saturating_subtract(needed[index_of(tier)], memory_.budget(tier).capacity());
+  };
   for (const Tier tier : all_tiers) {
-    const std::uint64_t capacity = memory_.budget(tier).capacity();
-    const std::uint64_t bytes = needed[index_of(tier)];
-    if (bytes <= capacity) {
+    if (lacking(tier) == 0) {
       continue;
     }
-    const std::string name(name_of(tier));
-    const std::uint64_t setting = tier == Tier::nvme   ? nvme_setting_for(bytes)
-                                  : tier == Tier::host ? memory_.plan().host_memory_for(bytes)
-                                                       : bytes;
-    throw OutOfMemory(name + ": chunks of " + std::string(name_of(requests.front().kind)) +
-                          " and what else is to be there take " + format_bytes(bytes) + ", in a budget of " +
-                          format_bytes(capacity),
-                      "raise " + name + ".memory to at least " + format_bytes_exactly(setting) +
-                          (memory_.has_nvme() ? ", or let less rest there" : ", or give nvme.paths"));
+    std::string hint = memory_.budget(tier).hint_to_hold(needed[index_of(tier)]);
+    if (!memory_.has_nvme()) {
+      hint += ", or give nvme.paths";
+    } else if (tier == Tier::host && !shares && std::find(homes.begin(), homes.end(), tier) != homes.end()) {
+      // It has what NVMe has no room for.
+      hint += ", or " + memory_.budget(Tier::nvme).hint_to_hold(memory_.budget(Tier::nvme).capacity() + lacking(tier));
+    } else {
+      hint += ", or let less rest there";
+    }
+    throw OutOfMemory(std::string(name_of(tier)) + ": chunks of " + std::string(name_of(requests.front().kind)) +
+                          " and what else is to be there take " + format_bytes(needed[index_of(tier)]) +
+                          ", in a budget of " + format_bytes(memory_.budget(tier).capacity()),
+                      hint);
   }
 }
 
@@ -346,9 +382,7 @@ void SessionState::check_room_to_work() {
                           format_bytes(rested_[index_of(Tier::host)]) + " that rest there and " +
                           format_bytes(host.used(Kind::other)) + " of staging and other use, in a budget of " +
                           format_bytes(host.capacity()),
-                      "raise host.memory to at least " +
-                          format_bytes_exactly(memory_.plan().host_memory_for(host_needed)) +
-                          ", lower placement.chunk, or let less rest on the host");
+                      host.hint_to_hold(host_needed) + ", lower placement.chunk, or let less rest on the host");
   }
   const Budget& device = memory_.budget(Tier::device);
   const std::uint64_t chunks_needed = rested_[index_of(Tier::device)] + largest_on_device;

@@ -250,8 +250,7 @@ void SessionState::require_room_to_move_in(std::span<const ChunkRequest> request
   if (most > host.capacity()) {
     throw OutOfMemory("host: moving parameters into chunks takes " + format_bytes(most) +
                           " at one moment, in a budget of " + format_bytes(host.capacity()),
-                      "raise host.memory to at least " + format_bytes_exactly(memory_.plan().host_memory_for(most)) +
-                          (has_nvme ? ", or let less rest there" : ", or give nvme.paths"));
+                      host.hint_to_hold(most) + (has_nvme ? ", or let less rest there" : ", or give nvme.paths"));
   }
 }
 

@@ -129,7 +129,8 @@ SessionMemory::SessionMemory(const Config& config) {
   cores_ = share_cores(program_device_.is_cpu() ? at::get_num_threads() : 1, numa_node_);
   plan_ = plan_memory(config, device_->budget().capacity(), device_->slot_bytes(1), available,
                       uses_rates(config) ? RatesFile().load() : Rates{});
-  host_budget_ = std::make_shared<Budget>(Tier::host, plan_.host_bytes);
+  host_budget_ = std::make_shared<Budget>(Tier::host, plan_.host_bytes,
+                                          [plan = plan_](std::uint64_t bytes) { return plan.host_memory_for(bytes); });
   arena_ = std::make_unique<HostArena>(plan_.granule_bytes, plan_.granule_count);
   if (numa_node_) {
     prefer_numa_node(arena_->region(), *numa_node_);
@@ -141,7 +142,8 @@ SessionMemory::SessionMemory(const Config& config) {
       log(LogLevel::info, "nvme: removed " + file.string() + ", left by a process that is gone");
     }
   }
-  nvme_budget_ = std::make_unique<Budget>(Tier::nvme, plan_.nvme_bytes);
+  nvme_budget_ = std::make_unique<Budget>(Tier::nvme, plan_.nvme_bytes,
+                                          [plan = plan_](std::uint64_t bytes) { return plan.nvme_memory_for(bytes); });
   const std::array<Budget*, tier_count> budgets{&device_->budget(), host_budget_.get(), nvme_budget_.get()};
   timeline_room_ = Reservation(*host_budget_, Kind::other, plan_.timeline_bytes);
   timeline_ = std::make_unique<Timeline>(plan_.timeline_bytes, budgets);

@@ -253,6 +253,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   bool lays_out_by_notes() const { return config_.placement.order != "construction"; }
   /// Bytes of each tier that no further chunk may rest in.
   RestingRoom not_for_resting(const RestingRoom& to_be_freed) const;
+  /// What shares that are given say of gradients and states that are not there yet, as far as it is known now.
+  RestingRoom told_to_rest_later() const;
   /// Where states lack room on the host, has gradients that are read once rest on NVMe by default, as far as that makes
   /// the step shorter; those that hold something stay. Returns of which sets.
   std::vector<std::uint32_t> make_way_for(std::span<const ChunkRequest> states);
@@ -268,13 +270,11 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t largest_visit_of_update(std::span<const ChunkRequest> planned, std::span<const Tier> homes) const;
   /// Throws OutOfMemory, with the setting that all of them need together, before any is registered.
   void require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
-                            const RestingRoom& to_be_freed) const;
+                            const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
   /// Throws OutOfMemory, with what it takes at most at one moment, where the host cannot hold the chunks and what of
   /// the tensors has not moved into them yet, one chunk after the other.
   void require_room_to_move_in(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
                                std::span<const std::vector<ManagedParameter*>> members) const;
-  /// The nvme.memory with which extents take so many bytes: the files have headers besides.
-  std::uint64_t nvme_setting_for(std::uint64_t bytes) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
   std::uint64_t bytes_of(const SetInfo& info, Kind kind) const;
   std::uint64_t bytes_of(const ChunkRequest& request) const { return bytes_of(set_infos_[request.set], request.kind); }

@@ -325,10 +325,7 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
     message += "; " + format_bytes(held) + " of it cannot leave now";
   }
   const std::uint64_t least = held + wanted;
-  // Of nvme.memory the headers of the files are a part too.
-  std::string hint = tier == Tier::nvme ? "raise nvme.memory by at least " +
-                                              format_bytes_exactly(least - std::min(least, budget.capacity()))
-                                        : "raise " + name + ".memory to at least " + format_bytes_exactly(least);
+  std::string hint = budget.hint_to_hold(least);
   if (tier != Tier::nvme) {
     hint += ", and more for what comes after it (a step that has run tells how much: MemoryUsage::needed)";
   }

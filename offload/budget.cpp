@@ -97,13 +97,17 @@ std::string Budget::describe() const {
   return text;
 }
 
+std::string Budget::hint_to_hold(std::uint64_t bytes) const {
+  return "raise " + std::string(name_of(tier_)) + ".memory to at least " +
+         format_bytes_exactly(setting_for_ ? setting_for_(bytes) : bytes);
+}
+
 Reservation::Reservation(Budget& budget, Kind kind, std::uint64_t bytes)
     : budget_(&budget), kind_(kind), bytes_(bytes) {
   if (!budget.try_reserve(kind, bytes)) {
-    const std::string setting = std::string(name_of(budget.tier())) + ".memory";
     throw OutOfMemory(std::string(name_of(budget.tier())) + ": " + format_bytes(bytes) + " for " +
                           std::string(name_of(kind)) + " do not fit; " + budget.describe(),
-                      "raise " + setting + " to at least " + format_bytes_exactly(budget.used() + bytes));
+                      budget.hint_to_hold(budget.used() + bytes));
   }
 }
 

@@ -8,8 +8,10 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "offload/tier.h"
 
@@ -17,7 +19,11 @@ namespace terrace {
 
 class Budget {
  public:
-  Budget(Tier tier, std::uint64_t capacity_bytes) noexcept : tier_(tier), capacity_(capacity_bytes) {}
+  /// The setting with which a tier has so many bytes, where that is more than they are.
+  using SettingFor = std::function<std::uint64_t(std::uint64_t bytes)>;
+
+  Budget(Tier tier, std::uint64_t capacity_bytes, SettingFor setting_for = nullptr)
+      : tier_(tier), capacity_(capacity_bytes), setting_for_(std::move(setting_for)) {}
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
@@ -67,6 +73,8 @@ class Budget {
 
   /// "device: 60MiB of 64MiB used: parameter 48MiB, other 12MiB", for error messages.
   std::string describe() const;
+  /// "raise device.memory to at least 72MiB", where so many bytes have to fit.
+  std::string hint_to_hold(std::uint64_t bytes) const;
 
  private:
   struct Gauge {
@@ -86,6 +94,7 @@ class Budget {
 
   const Tier tier_;
   const std::uint64_t capacity_;
+  const SettingFor setting_for_;
   Gauge total_;
   std::array<Gauge, kind_count> kinds_;
   std::atomic<std::uint64_t> step_peak_{0};

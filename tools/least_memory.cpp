@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,18 @@ Saturating largest_elements(const Config::Model& model) {
   return most;
 }
 
+/// Of each parameter, its gradient and its states, what is to rest on that tier whatever else there is.
+std::uint64_t bytes_told_to_rest(const Config& config, std::uint64_t bytes_of_parameter, Tier tier) {
+  const auto bytes_if_all = [&](const std::optional<Config::Shares>& shares, std::uint64_t bytes) {
+    const bool all = shares && (tier == Tier::host ? shares->host : shares->nvme) == 1;
+    return all ? bytes : 0;
+  };
+  const std::uint64_t parameter = element_bytes(config.model);
+  const std::uint64_t gradient = gradient_bytes(config);
+  return bytes_if_all(config.placement.parameters, parameter) + bytes_if_all(config.placement.gradients, gradient) +
+         bytes_if_all(config.placement.optimizer, bytes_of_parameter - parameter - gradient);
+}
+
 Saturating rounded_to_pages(Saturating bytes) {
   const bool has_room = bytes < Saturating::most / 2;  // to round up in
   return has_room ? PageBlocks::rounded(bytes.value()) : Saturating::most;
@@ -110,7 +123,10 @@ std::uint64_t least_device_bytes(const Config& config) {
   // matrix, which is added to the one in the gradient chunk.
   const Saturating matrix_gradient = 4 * width * width * (element_bytes(model) + gradient_bytes(config));
   const Saturating in_backward = kept + (recomputes ? of_layer - 1 : 0) * stream + beside_kept(5) + matrix_gradient;
-  return std::max(after_forward, in_backward).value();
+  // When it goes on with gelu: the gradients of its output and its input, its input, and the gradient of the sum beside
+  // it. Where blocks are recomputed there is less than before.
+  const Saturating in_gelu = kept + (recomputes ? 0 : beside_kept(stays(4) > 0 ? 9 : 13));
+  return std::max({after_forward, in_backward, in_gelu}).value();
 }
 
 void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter, const MemoryUsage& usage) {
@@ -125,34 +141,37 @@ void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter
             (keeps ? "lower train.micro_batch, or set placement.activations = \"recompute\""
                    : "or lower train.micro_batch"));
   }
-  if (const std::uint64_t nvme = usage.capacity(Tier::nvme); nvme > 0) {
-    // An update has all of a chunk on the host, and no tensor is in two chunks.
-    const Saturating update = usage.now(Tier::host) + largest_elements(config.model) * bytes_of_parameter;
-    if (const std::uint64_t host = usage.capacity(Tier::host); host < update) {
-      throw OutOfMemory("host: an update of the largest matrix takes at least " + format_bytes(update.value()) +
-                            ", in a budget of " + format_bytes(host),
-                        "raise host.memory to at least " + format_bytes_exactly(update.value()));
-    }
-    // Before an update all parameters and gradients are there, wherever they rest.
-    const std::uint64_t least =
-        (elements_of(config.model) * (element_bytes(config.model) + gradient_bytes(config))).value();
-    const std::uint64_t all = device + usage.capacity(Tier::host) + nvme;
-    if (least <= all) return;
-    throw OutOfMemory("nvme: parameters and gradients take " + format_bytes(least) +
-                          ", and device, host and NVMe together have " + format_bytes(all),
-                      "raise nvme.memory to at least " + format_bytes_exactly(nvme + (least - all)));
-  }
-  // Without NVMe all of the model is built on the host; training needs more, which may rest on the device too.
-  const std::uint64_t state_bytes = (elements_of(config.model) * bytes_of_parameter).value();
+  const std::uint64_t nvme = usage.capacity(Tier::nvme);
+  const bool has_nvme = nvme > 0;
+  const Saturating elements = elements_of(config.model);
+  const std::uint64_t state_bytes = (elements * bytes_of_parameter).value();
+  // All of the model is built on the host, from where it can leave for NVMe; what training needs more may rest on the
+  // device too.
   const std::uint64_t beside_device = state_bytes - std::min(state_bytes, device - least_device);
-  const std::uint64_t host =
-      (usage.now(Tier::host) + std::max<Saturating>(built_bytes(config.model), beside_device)).value();
-  if (usage.capacity(Tier::host) < host) {
-    throw OutOfMemory("host: a training state of " + format_bytes(state_bytes) + " takes at least " +
-                          format_bytes(host) + " of the host, in a budget of " +
+  const Saturating on_both = usage.now(Tier::host) + std::max<Saturating>(built_bytes(config.model), beside_device);
+  // An update has all of a chunk on the host, and no tensor is in two chunks.
+  const std::uint64_t resting = bytes_told_to_rest(config, bytes_of_parameter, Tier::host);
+  const Saturating update =
+      usage.now(Tier::host) + elements * resting + largest_elements(config.model) * (bytes_of_parameter - resting);
+  const std::uint64_t on_host = (has_nvme ? update : std::max(on_both, update)).value();
+  if (usage.capacity(Tier::host) < on_host) {
+    throw OutOfMemory("host: " +
+                          (has_nvme ? std::string("an update of the largest matrix, beside what rests there,")
+                                    : "a training state of " + format_bytes(state_bytes)) +
+                          " takes at least " + format_bytes(on_host) + " of the host, in a budget of " +
                           format_bytes(usage.capacity(Tier::host)),
-                      "raise host.memory to at least " + format_bytes_exactly(host) +
-                          ", or give nvme.paths, where what does not fit can go");
+                      "raise host.memory to at least " + format_bytes_exactly(on_host) +
+                          (has_nvme ? "" : ", or give nvme.paths, where what does not fit can go"));
+  }
+  const std::uint64_t host = usage.capacity(Tier::host);
+  const Saturating on_nvme = std::max<Saturating>(elements * bytes_told_to_rest(config, bytes_of_parameter, Tier::nvme),
+                                                  on_both.value() - std::min(host, on_both.value()));
+  if (nvme < on_nvme) {
+    const Saturating setting = config.nvme.memory.value_or(nvme) + Saturating(on_nvme.value() - nvme);  // with headers
+    throw OutOfMemory("nvme: a training state of " + format_bytes(state_bytes) + " takes at least " +
+                          format_bytes(on_nvme.value()) + " of NVMe beside device and host, in a budget of " +
+                          format_bytes(nvme),
+                      "raise nvme.memory to at least " + format_bytes_exactly(setting.value()));
   }
 }
 

@@ -68,6 +68,7 @@ const std::vector<Placement> placements{
      "placement.parameters = { nvme = 1.0 }\nplacement.gradients = { nvme = 1.0 }\n"
      "placement.optimizer = { host = 1.0 }\n",
      2},
+    {"half_of_the_states_on_the_host", "placement.optimizer = { host = 0.5, nvme = 0.5 }\n", 1},
     {"all_on_the_host",
      "placement.parameters = { host = 1.0 }\nplacement.gradients = { host = 1.0 }\n"
      "placement.optimizer = { host = 1.0 }\n",

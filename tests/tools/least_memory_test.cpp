@@ -64,16 +64,18 @@ TEST(LeastMemory, any_number_of_layers_of_any_width_takes_no_time_and_more_than_
   }
 }
 
-TEST(LeastMemory, tiers_that_do_not_hold_parameters_and_gradients_are_refused_with_what_nvme_lacks) {
-  const Config config;
-  const std::uint64_t parameters = 4 * static_cast<std::uint64_t>(count_parameters(config.model));
-  const std::uint64_t device = least_device_bytes(config);
+TEST(LeastMemory, tiers_that_do_not_hold_the_training_state_are_refused_with_what_nvme_lacks) {
+  Config config;
+  const std::uint64_t state = 16 * static_cast<std::uint64_t>(count_parameters(config.model));
+  const std::uint64_t for_states = 8 * MiB;  // of the device
+  const std::uint64_t device = least_device_bytes(config) + for_states;
+  const std::uint64_t headers = MiB;
   const auto hint = [&](std::uint64_t nvme) {
-    return hint_of([&] { require_least_memory(config, 16, empty_session(device, 64 * MiB, nvme)); });
+    config.nvme.memory = nvme + headers;
+    return hint_of([&] { require_least_memory(config, 16, empty_session(device, 16 * MiB, nvme)); });
   };
-  ASSERT_LT(device, 2 * parameters);
-  const std::uint64_t least = 2 * parameters - device - 64 * MiB;
-  EXPECT_EQ(hint(least - 1), "raise nvme.memory to at least " + format_bytes_exactly(least));
+  const std::uint64_t least = state - for_states - 16 * MiB;
+  EXPECT_EQ(hint(least - 1), "raise nvme.memory to at least " + format_bytes_exactly(least + headers));
   EXPECT_EQ(hint(least), "");
 }
 
@@ -123,6 +125,23 @@ TEST(LeastMemory, with_nvme_the_host_holds_an_update_of_the_largest_matrix) {
             "raise host.memory to at least " + format_bytes_exactly(least));
   host.capacity = least;
   EXPECT_EQ(hint_of([&] { require_least_memory(config, 16, usage); }), "");
+}
+
+TEST(LeastMemory, what_is_told_to_rest_on_a_tier_is_counted_there) {
+  Config config;
+  const auto elements = static_cast<std::uint64_t>(count_parameters(config.model));
+  const auto hint = [&](std::uint64_t host, std::uint64_t nvme) {
+    return hint_of([&] { require_least_memory(config, 16, empty_session(1024 * MiB, host, nvme)); });
+  };
+  const std::uint64_t matrix = 4 * static_cast<std::uint64_t>(config.model.width * config.model.width);
+  config.placement.optimizer = Config::Shares{.host = 1};
+  const std::uint64_t least_host = 8 * elements + (16 - 8) * matrix;
+  EXPECT_EQ(hint(least_host - 1, 1024 * MiB), "raise host.memory to at least " + format_bytes_exactly(least_host));
+  EXPECT_EQ(hint(least_host, 1024 * MiB), "");
+  config.placement.optimizer = Config::Shares{.nvme = 1};
+  config.placement.gradients = Config::Shares{.nvme = 1};
+  EXPECT_EQ(hint(512 * MiB, 12 * elements - 1), "raise nvme.memory to at least " + format_bytes_exactly(12 * elements));
+  EXPECT_EQ(hint(512 * MiB, 12 * elements), "");
 }
 
 }  // namespace
