@@ -81,6 +81,14 @@ bool is_part_of_a_checkpoint(const File& file, const fs::path& folder) {
          CheckpointFolder::is_own(place.filename());
 }
 
+/// The files that the shell has the program write to, if any.
+std::vector<File> redirections() {
+  std::vector<File> files{{"standard output", "/dev/stdout"}, {"standard error", "/dev/stderr"}};
+  std::error_code error;
+  std::erase_if(files, [&](const File& file) { return !fs::is_regular_file(file.path, error); });
+  return files;
+}
+
 [[noreturn]] void refuse(const File& written, const File& other) {
   throw ConfigError(std::string(written.option) + " would overwrite " + written.path.string() + ", which is for " +
                         std::string(other.option),
@@ -95,6 +103,9 @@ void require_files_of_their_own(const TrainOptions& options) {
   for (auto file = written.begin(); file != written.end(); ++file) {
     for (auto other = file + 1; other != written.end(); ++other) {
       if (are_the_same(*file, *other)) refuse(*file, *other);
+    }
+    for (const File& other : redirections()) {
+      if (are_the_same(*file, other)) refuse(*file, other);
     }
     for (const File& folder : {File{"--save", options.save}, File{"--resume", options.resume}}) {
       if (is_part_of_a_checkpoint(*file, folder.path)) refuse(*file, folder);

@@ -330,6 +330,19 @@ class BadPaths(TrainTest):
             self.succeeds("--data", texts, "--metrics", texts / "m.jsonl", "--output", texts)
         self.succeeds("--output", texts, config=texts / "config.toml")
 
+    def test_a_file_that_standard_output_goes_to_is_not_overwritten(self):
+        command = [TERRACE, "train", "--config", self.config, "--data", self.text, "--metrics"]
+        printed = self.write("printed.txt", "")
+        for metrics in (printed, "/dev/stdout"):
+            with printed.open("w", encoding="utf-8") as stdout:
+                run = subprocess.run([*command, metrics], stdout=stdout, stderr=subprocess.PIPE, text=True,
+                                     cwd=self.folder, timeout=120, check=False)
+            self.assertEqual(run.returncode, 2)
+            self.assertIn("would overwrite", run.stderr)
+            self.assertIn("standard output", run.stderr)
+        lines = self.succeeds("--metrics", "/dev/stdout").stdout.splitlines()
+        self.assertEqual(len([line for line in lines if line.startswith("{")]), 3, "a pipe may have both")
+
     def test_metrics_that_cannot_be_written_are_named(self):
         self.fails(4, [self.text / "metrics"], "--metrics", self.text / "metrics")
 
