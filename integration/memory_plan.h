@@ -27,7 +27,8 @@ struct MemoryPlan {
   double nvme_write_rate = 0;
 
   std::uint64_t staging_bytes() const noexcept { return 2 * staging_blocks_each_way * granule_bytes; }
-  /// The least host.memory that holds `bytes`, of which the staging is a part, which grows with it.
+  /// The least host.memory that holds `bytes`, of which the staging is a part, which grows with it, where chunks are of
+  /// this size.
   std::uint64_t host_memory_for(std::uint64_t bytes) const noexcept;
   /// The least nvme.memory whose extents take so many bytes: the files have headers besides.
   std::uint64_t nvme_memory_for(std::uint64_t bytes) const;

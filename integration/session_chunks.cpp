@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <utility>
 
 #include "base/error.h"
@@ -199,28 +198,35 @@ std::vector<Tier> SessionState::choose_homes_for(std::span<const ChunkRequest> r
   }
   RestingRoom taken = not_for_resting(to_be_freed);
   taken[index_of(Tier::device)] += 2 * largest_on_device;
-  if (!shares) {
-    const RestingRoom later = told_to_rest_later();
-    std::transform(taken.begin(), taken.end(), later.begin(), taken.begin(), std::plus<>());
-  }
-  RestingRoom room{};
-  for (const Tier tier : all_tiers) {
-    room[index_of(tier)] = saturating_subtract(memory_.budget(tier).capacity(), taken[index_of(tier)]);
-  }
-  room[index_of(Tier::device)] =
-      std::min(room[index_of(Tier::device)],
-               saturating_subtract(memory_.plan().device_chunk_limit, taken[index_of(Tier::device)]));
-  const RestingRoom before = room;
-  std::vector<Tier> homes = choose_homes(rooms, shares, room);
-  for (const Tier tier : {Tier::device, Tier::host}) {
-    // By default what finds no room here rests elsewhere: with a smaller budget these homes would be others.
-    const std::uint64_t placed = before[index_of(tier)] - room[index_of(tier)];
-    if (!shares && placed > 0) {
-      memory_.budget(tier).need(taken[index_of(tier)] + placed);
+  const RestingRoom later = shares ? RestingRoom{} : told_to_rest_later();
+  const auto choose = [&](const RestingRoom& kept) {
+    RestingRoom room{};
+    for (const Tier tier : all_tiers) {
+      const std::uint64_t most = tier == Tier::device
+                                     ? std::min(memory_.budget(tier).capacity(), memory_.plan().device_chunk_limit)
+                                     : memory_.budget(tier).capacity();
+      room[index_of(tier)] = saturating_subtract(most, taken[index_of(tier)] + kept[index_of(tier)]);
     }
+    const RestingRoom before = room;
+    std::vector<Tier> homes = choose_homes(rooms, shares, room);
+    require_room_to_rest(requests, homes, shares, to_be_freed);
+    for (const Tier tier : {Tier::device, Tier::host}) {
+      // By default what finds no room here rests elsewhere: with a smaller budget these homes would be others.
+      const std::uint64_t placed = before[index_of(tier)] - room[index_of(tier)];
+      if (!shares && placed > 0) {
+        memory_.budget(tier).need(taken[index_of(tier)] + kept[index_of(tier)] + placed);
+      }
+    }
+    return homes;
+  };
+  if (later == RestingRoom{}) {
+    return choose(later);
   }
-  require_room_to_rest(requests, homes, shares, to_be_freed);
-  return homes;
+  try {
+    return choose(later);
+  } catch (const OutOfMemory&) {
+    return choose({});  // not all of it may come: some optimizers keep less, and some models have none
+  }
 }
 
 void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
@@ -231,8 +237,10 @@ void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, 
     needed[index_of(homes[i])] += memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(homes[i])];
   }
   // With NVMe tensors of the program's leave the host for them.
+  const Kind kind = requests.empty() ? Kind::parameter : requests.front().kind;
+  const bool are_states = kind != Kind::parameter && kind != Kind::gradient;
   needed[index_of(Tier::host)] +=
-      largest_visit_of_update(requests, homes) +
+      (are_states ? largest_visit_of_update(requests, homes) : 0) +
       (memory_.has_nvme()
            ? room_without_tensors()
            : saturating_subtract(memory_.budget(Tier::host).used(Kind::other), to_be_freed[index_of(Tier::host)]));
@@ -249,11 +257,12 @@ void SessionState::require_room_to_rest(std::span<const ChunkRequest> requests, 
       hint += ", or give nvme.paths";
     } else if (tier == Tier::host && !shares && std::find(homes.begin(), homes.end(), tier) != homes.end()) {
       // It has what NVMe has no room for.
-      hint += ", or " + memory_.budget(Tier::nvme).hint_to_hold(memory_.budget(Tier::nvme).capacity() + lacking(tier));
+      const Budget& nvme = memory_.budget(Tier::nvme);
+      hint += ", or nvme.memory to about " + format_bytes(nvme.setting_for(nvme.capacity() + lacking(tier)));
     } else {
       hint += ", or let less rest there";
     }
-    throw OutOfMemory(std::string(name_of(tier)) + ": chunks of " + std::string(name_of(requests.front().kind)) +
+    throw OutOfMemory(std::string(name_of(tier)) + ": chunks of " + std::string(name_of(kind)) +
                           " and what else is to be there take " + format_bytes(needed[index_of(tier)]) +
                           ", in a budget of " + format_bytes(memory_.budget(tier).capacity()),
                       hint);

@@ -138,7 +138,6 @@ void SessionState::watch(ManagedParameter& parameter) {
 }
 
 void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const ModelLayout& chosen) {
-  const SpillableStorages::NoUpdates none(spillable_);
   const std::size_t first_set = set_infos_.size();
   std::vector<FormerPlace> former;
   for (const ManagedParameter& parameter : found) {
@@ -148,6 +147,7 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const M
          .was_constructed = ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0});
   }
   try {
+    const SpillableStorages::NoUpdates none(spillable_);
     move_in(found, chosen);
   } catch (...) {
     set_infos_.resize(chunk_sets_.size());
@@ -191,10 +191,14 @@ bool SessionState::move_out(const ManagedParameter& parameter, const FormerPlace
 void SessionState::move_in(std::span<ManagedParameter> found, const ModelLayout& chosen) {
   RestingRoom to_be_freed{};
   std::uint64_t largest_tensor = 0;
+  std::unordered_map<const ManagedParameter*, BytesOnHost> on_host;
   for (const ManagedParameter& parameter : found) {
     const at::Tensor& tensor = parameter.tensor;
     const auto still = spillable_.hold(storage_of(tensor));
-    to_be_freed[index_of(Tier::host)] += bytes_on_host(tensor);
+    const std::uint64_t block = bytes_on_host(tensor);
+    const bool was_constructed = ManagedStorage::of(tensor) != nullptr || block > 0;
+    on_host[&parameter] = {.now = block, .as_it_moves = was_constructed ? tensor.nbytes() : 0};
+    to_be_freed[index_of(Tier::host)] += block;
     if (ManagedStorage::of(tensor) != nullptr) {
       to_be_freed[index_of(Tier::nvme)] += memory_.stream().room_bytes(tensor.nbytes())[index_of(Tier::nvme)];
     }
@@ -214,7 +218,7 @@ void SessionState::move_in(std::span<ManagedParameter> found, const ModelLayout&
   }
   // One chunk at a time: what the model held before is freed as its bytes move in.
   const std::vector<Tier> homes = choose_homes_for(parameter_chunks, config_.placement.parameters, to_be_freed);
-  require_room_to_move_in(parameter_chunks, homes, members);
+  require_room_to_move_in(parameter_chunks, homes, members, on_host);
   for (std::uint32_t set = first_set; set < end_set; ++set) {
     const SpillableStorages::Room room(spillable_,
                                        room_to_move_in(bytes_of(parameter_chunks[set - first_set]), largest_tensor));
@@ -228,24 +232,25 @@ void SessionState::move_in(std::span<ManagedParameter> found, const ModelLayout&
   }
 }
 
-void SessionState::require_room_to_move_in(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
-                                           std::span<const std::vector<ManagedParameter*>> members) const {
+void SessionState::require_room_to_move_in(
+    std::span<const ChunkRequest> requests, std::span<const Tier> homes,
+    std::span<const std::vector<ManagedParameter*>> members,
+    const std::unordered_map<const ManagedParameter*, BytesOnHost>& on_host) const {
   const bool has_nvme = memory_.has_nvme();
   const Budget& host = memory_.budget(Tier::host);
-  const auto room = [&](std::uint64_t bytes) { return memory_.stream().room_bytes(bytes)[index_of(Tier::host)]; };
   std::uint64_t used = rested_[index_of(Tier::host)] + (has_nvme ? room_without_tensors() : host.used(Kind::other));
   std::uint64_t most = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const std::uint64_t room_of_chunk = room(bytes_of(requests[i]));
-    std::uint64_t largest_tensor = 0;
+    const std::uint64_t room = memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(Tier::host)];
     std::uint64_t moved = 0;
+    std::uint64_t largest_tensor = 0;
     for (const ManagedParameter* const parameter : members[i]) {
-      largest_tensor = std::max<std::uint64_t>(largest_tensor, parameter->tensor.nbytes());
-      moved += bytes_on_host(parameter->tensor);
+      moved += on_host.at(parameter).now;
+      largest_tensor = std::max(largest_tensor, on_host.at(parameter).as_it_moves);
     }
-    // It is filled there, wherever it rests. Of the tensors all others can leave for NVMe.
-    most = std::max(most, used + room_of_chunk + (has_nvme ? room(largest_tensor) : 0));
-    used += (homes[i] == Tier::host ? room_of_chunk : 0) - (has_nvme ? 0 : moved);
+    // It is filled there, wherever it rests. With NVMe all tensors but the one that moves can leave.
+    most = std::max(most, used + room + (has_nvme ? largest_tensor : 0));
+    used += (homes[i] == Tier::host ? room : 0) - (has_nvme ? 0 : moved);
   }
   if (most > host.capacity()) {
     throw OutOfMemory("host: moving parameters into chunks takes " + format_bytes(most) +

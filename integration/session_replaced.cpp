@@ -75,7 +75,6 @@ void SessionState::refill(ManagedParameter& parameter) {
   // Whoever still holds the storage before keeps its bytes.
   gradients_->make_ordinary(*parameter.storage);
   {
-    const SpillableStorages::NoUpdates none(spillable_);
     const std::uint64_t chunk_bytes = bytes_of({parameter.chunk_set, Kind::parameter});
     const SpillableStorages::Room room(spillable_, room_to_move_in(chunk_bytes, parameter.tensor.nbytes()));
     const std::array accesses{ChunkAccess{chunk_sets_[parameter.chunk_set].parameter, Tier::host, Access::write}};

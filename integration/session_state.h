@@ -268,13 +268,21 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// What an update of one set's chunks brings to the host at most, of those that rest elsewhere: the session's, and
   /// planned ones that will rest at `homes`.
   std::uint64_t largest_visit_of_update(std::span<const ChunkRequest> planned, std::span<const Tier> homes) const;
-  /// Throws OutOfMemory, with the setting that all of them need together, before any is registered.
+  /// Throws OutOfMemory, with the setting that all of them need together, before any is registered. Of states also with
+  /// what their update brings to the host: chunks of parameters may take the place of others, which are still there.
   void require_room_to_rest(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
                             const std::optional<Config::Shares>& shares, const RestingRoom& to_be_freed) const;
-  /// Throws OutOfMemory, with what it takes at most at one moment, where the host cannot hold the chunks and what of
-  /// the tensors has not moved into them yet, one chunk after the other.
+  /// What a tensor that was constructed takes of the host's budget: its block, where it has not left for NVMe, and at
+  /// least while it moves in.
+  struct BytesOnHost {
+    std::uint64_t now = 0;
+    std::uint64_t as_it_moves = 0;
+  };
+  /// Throws OutOfMemory, with what it takes at least at one moment, where the host cannot hold the chunks and, one
+  /// chunk after the other, what of the tensors has not moved into them yet and cannot leave for NVMe.
   void require_room_to_move_in(std::span<const ChunkRequest> requests, std::span<const Tier> homes,
-                               std::span<const std::vector<ManagedParameter*>> members) const;
+                               std::span<const std::vector<ManagedParameter*>> members,
+                               const std::unordered_map<const ManagedParameter*, BytesOnHost>& on_host) const;
   ChunkId add_chunk(const ChunkRequest& request, Tier home);
   std::uint64_t bytes_of(const SetInfo& info, Kind kind) const;
   std::uint64_t bytes_of(const ChunkRequest& request) const { return bytes_of(set_infos_[request.set], request.kind); }

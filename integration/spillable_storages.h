@@ -125,8 +125,8 @@ class SpillableStorages final : public HostRoom {
     const std::uint64_t bytes_;
   };
 
-  /// While it lives no update brings anything to the host: what is kept for updates is there for blocks, and for the
-  /// chunks that these leave for.
+  /// While it lives no update is to bring anything to the host, which its owner sees to: what is kept for updates is
+  /// there for blocks, and for the chunks that these leave for.
   class NoUpdates {
    public:
     explicit NoUpdates(SpillableStorages& owner) noexcept : owner_(owner) { ++owner_.without_updates_; }

@@ -98,8 +98,7 @@ std::string Budget::describe() const {
 }
 
 std::string Budget::hint_to_hold(std::uint64_t bytes) const {
-  return "raise " + std::string(name_of(tier_)) + ".memory to at least " +
-         format_bytes_exactly(setting_for_ ? setting_for_(bytes) : bytes);
+  return "raise " + std::string(name_of(tier_)) + ".memory to at least " + format_bytes_exactly(setting_for(bytes));
 }
 
 Reservation::Reservation(Budget& budget, Kind kind, std::uint64_t bytes)

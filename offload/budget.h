@@ -73,6 +73,8 @@ class Budget {
 
   /// "device: 60MiB of 64MiB used: parameter 48MiB, other 12MiB", for error messages.
   std::string describe() const;
+  /// The setting with which so many bytes fit.
+  std::uint64_t setting_for(std::uint64_t bytes) const { return setting_for_ ? setting_for_(bytes) : bytes; }
   /// "raise device.memory to at least 72MiB", where so many bytes have to fit.
   std::string hint_to_hold(std::uint64_t bytes) const;
 

@@ -146,9 +146,12 @@ void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter
   const Saturating elements = elements_of(config.model);
   const std::uint64_t state_bytes = (elements * bytes_of_parameter).value();
   // All of the model is built on the host, from where it can leave for NVMe; what training needs more may rest on the
-  // device too.
-  const std::uint64_t beside_device = state_bytes - std::min(state_bytes, device - least_device);
-  const Saturating on_both = usage.now(Tier::host) + std::max<Saturating>(built_bytes(config.model), beside_device);
+  // device too, as the gradient may that counts in what a step takes.
+  const Saturating resting_on_device =
+      (device - least_device) + 4 * Saturating(config.model.width) * config.model.width * gradient_bytes(config);
+  const std::uint64_t beside_device = state_bytes - std::min(state_bytes, resting_on_device.value());
+  const Saturating built = has_nvme ? elements * kBuiltBytes : built_bytes(config.model);
+  const Saturating on_both = usage.now(Tier::host) + std::max<Saturating>(built, beside_device);
   // An update has all of a chunk on the host, and no tensor is in two chunks.
   const std::uint64_t resting = bytes_told_to_rest(config, bytes_of_parameter, Tier::host);
   const Saturating update =
@@ -167,7 +170,7 @@ void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter
   const Saturating on_nvme = std::max<Saturating>(elements * bytes_told_to_rest(config, bytes_of_parameter, Tier::nvme),
                                                   on_both.value() - std::min(host, on_both.value()));
   if (nvme < on_nvme) {
-    const Saturating setting = config.nvme.memory.value_or(nvme) + Saturating(on_nvme.value() - nvme);  // with headers
+    const Saturating setting = config.nvme.memory.value_or(nvme) + Saturating(on_nvme.value() - nvme);
     throw OutOfMemory("nvme: a training state of " + format_bytes(state_bytes) + " takes at least " +
                           format_bytes(on_nvme.value()) + " of NVMe beside device and host, in a budget of " +
                           format_bytes(nvme),

@@ -17,7 +17,7 @@ std::int64_t count_parameters(const Config::Model& model);
 /// takes.
 std::uint64_t least_device_bytes(const Config& config);
 
-/// Throws OutOfMemory, with what it takes at least, if the budget of the device, the host or all tiers is less. `usage`
+/// Throws OutOfMemory, with what it takes at least, if the budget of the device, the host or NVMe is less. `usage`
 /// is that of a session which has no model yet, and `bytes_of_parameter` what the training state of each takes.
 void require_least_memory(const Config& config, std::uint64_t bytes_of_parameter, const MemoryUsage& usage);
 

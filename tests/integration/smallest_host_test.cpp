@@ -1,6 +1,8 @@
 // What a refused host.memory is told to be: it leads to the smallest that trains, in few tries.
 
 #include <cstdint>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -75,6 +77,31 @@ const std::vector<Placement> placements{
      4},
 };
 
+/// With NVMe, unless that folder is empty.
+Config config_of(const std::string& settings, std::uint64_t host_bytes, const std::filesystem::path& nvme,
+                 std::uint64_t nvme_bytes = 64 << 20) {
+  std::string text = "placement.chunk = \"64KiB\"\nlog.level = \"off\"\ntimeline.memory = \"16KiB\"\n" + settings;
+  if (!nvme.empty()) {
+    text += "nvme.paths = [\"" + nvme.string() + "\"]\n";
+  }
+  Config config = Config::parse(text);
+  config.device.memory = 16 << 20;
+  config.host.memory = host_bytes;
+  if (!nvme.empty()) {
+    config.nvme.memory = nvme_bytes;
+  }
+  return config;
+}
+
+template <class Model>
+void train(Model& model, torch::optim::Optimizer& optimizer) {
+  for (int step = 0; step < steps; ++step) {
+    model.forward(torch::randn({2, width})).square().mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
 class SmallestHost : public ::testing::TestWithParam<Placement> {
  protected:
   static bool has_nvme() { return GetParam().resting < 4; }
@@ -82,14 +109,8 @@ class SmallestHost : public ::testing::TestWithParam<Placement> {
   /// What host.memory should be at least by the error of training with `host_bytes`; nothing where that trains.
   std::optional<std::uint64_t> told_by_training_with(std::uint64_t host_bytes) const {
     const TemporaryFolder folder;
-    std::string text =
-        "placement.chunk = \"64KiB\"\nlog.level = \"off\"\ntimeline.memory = \"16KiB\"\n" + GetParam().settings;
-    if (has_nvme()) {
-      text += "nvme.paths = [\"" + folder.path().string() + "\"]\nnvme.memory = \"64MiB\"\n";
-    }
-    Config config = Config::parse(text);
-    config.device.memory = 16 << 20;
-    config.host.memory = host_bytes;
+    const Config config =
+        config_of(GetParam().settings, host_bytes, has_nvme() ? folder.path() : std::filesystem::path());
     std::optional<SessionWorld> world;
     try {
       world.emplace(&config);
@@ -97,11 +118,7 @@ class SmallestHost : public ::testing::TestWithParam<Placement> {
       const auto model = session.construct([] { return std::make_shared<Blocks>(); });
       session.manage(*model);
       const auto optimizer = world->adamw(*model);
-      for (int step = 0; step < steps; ++step) {
-        model->forward(torch::randn({2, width})).square().mean().backward();
-        optimizer->step();
-        optimizer->zero_grad();
-      }
+      train(*model, *optimizer);
       session.synchronize();
       return std::nullopt;
     } catch (const OutOfMemory& error) {
@@ -141,6 +158,56 @@ TEST_P(SmallestHost, is_found_by_following_the_hints_of_a_few_refusals_and_with_
   // What does not rest there is there for the update of one chunk at a time.
   const std::uint64_t resting = GetParam().resting;
   EXPECT_LE(host_bytes, resting * (bytes_of_model + rounding) + (4 - resting) * largest_weight_bytes + staging);
+}
+
+const std::string parameters_on_host =
+    "placement.parameters = { host = 1.0 }\nplacement.gradients = { nvme = 1.0 }\nplacement.optimizer = { nvme = 1.0 "
+    "}\n";
+
+TEST(RoomToMoveIn, of_tensors_outside_the_hosts_budget_is_that_of_their_chunks) {
+  const TemporaryFolder folder;
+  const Config config = config_of(parameters_on_host, bytes_of_model + rounding + staging, folder.path());
+  SessionWorld world(&config);
+  const auto model = std::make_shared<Blocks>();  // which no session has seen
+  for (at::Tensor& parameter : model->parameters()) {
+    parameter.requires_grad_(false);
+  }
+  const at::Tensor x = torch::randn({2, width});
+  const at::Tensor expected = model->forward(x);
+  world.manage(*model);
+  EXPECT_TRUE(torch::equal(model->forward(x), expected));
+}
+
+TEST(RoomToMoveIn, of_a_parameter_that_is_trained_from_now_on_is_that_of_its_chunk) {
+  const TemporaryFolder folder;
+  const Config config =
+      config_of(parameters_on_host, bytes_of_model + rounding + 3 * largest_weight_bytes + staging, folder.path());
+  SessionWorld world(&config);
+  const auto model = world.session->construct([] { return std::make_shared<Blocks>(); });
+  at::Tensor& last = model->layers.back()->weight;
+  last.requires_grad_(false);
+  world.manage(*model);
+  const auto optimizer = world.adamw(*model);
+  train(*model, *optimizer);
+  last.requires_grad_(true);
+  train(*model, *optimizer);
+  world.session->synchronize();
+  EXPECT_EQ(world.session->last_error(), nullptr);
+}
+
+TEST(RoomToRest, of_states_that_an_optimizer_does_not_keep_is_there_for_others) {
+  const TemporaryFolder folder;
+  // Parameters, gradients and momenta; a variance would be too much.
+  const std::uint64_t nvme_bytes = 3 * (bytes_of_model + rounding) + staging;
+  const Config config = config_of("placement.gradients = { nvme = 1.0 }\nplacement.optimizer = { nvme = 1.0 }\n",
+                                  4 * largest_weight_bytes + staging, folder.path(), nvme_bytes);
+  SessionWorld world(&config);
+  const auto model = world.session->construct([] { return std::make_shared<Blocks>(); });
+  world.manage(*model);
+  SGD optimizer(*world.session, SGD::Options(1e-2).momentum(0.9));
+  train(*model, optimizer);
+  world.session->synchronize();
+  EXPECT_EQ(world.session->last_error(), nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, SmallestHost, ::testing::ValuesIn(placements),
