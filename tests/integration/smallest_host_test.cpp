@@ -200,7 +200,7 @@ TEST(RoomToRest, of_states_that_an_optimizer_does_not_keep_is_there_for_others) 
   // Parameters, gradients and momenta; a variance would be too much.
   const std::uint64_t nvme_bytes = 3 * (bytes_of_model + rounding) + staging;
   Config config = config_of("placement.gradients = { nvme = 1.0 }\nplacement.optimizer = { nvme = 1.0 }\n",
-                                  4 * largest_weight_bytes + staging, folder.path(), nvme_bytes);
+                            4 * largest_weight_bytes + staging, folder.path(), nvme_bytes);
   config.device.memory = 1 << 20;
   SessionWorld world(&config);
   const auto model = world.session->construct([] { return std::make_shared<Blocks>(); });
