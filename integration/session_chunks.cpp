@@ -325,13 +325,13 @@ void SessionState::remove_chunk(ChunkId id) {
 
 void SessionState::remove_set(std::uint32_t set) {
   const ChunkSet& chunks = chunk_sets_[set];
+  set_infos_[set] = {};  // first: nothing is kept for its update any more
   for (const auto& id :
        {std::optional(chunks.parameter), chunks.gradient, chunks.master, chunks.momentum, chunks.variance}) {
     if (id) {
       remove_chunk(*id);
     }
   }
-  set_infos_[set] = {};
 }
 
 std::uint64_t SessionState::bytes_of(const SetInfo& info, Kind kind) const {

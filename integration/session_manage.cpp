@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -138,6 +139,7 @@ void SessionState::watch(ManagedParameter& parameter) {
 }
 
 void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const ModelLayout& chosen) {
+  std::optional<SpillableStorages::NoUpdates> no_updates(std::in_place, spillable_);
   const std::size_t first_set = set_infos_.size();
   std::vector<FormerPlace> former;
   for (const ManagedParameter& parameter : found) {
@@ -147,7 +149,6 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const M
          .was_constructed = ManagedStorage::of(parameter.tensor) != nullptr || bytes_on_host(parameter.tensor) > 0});
   }
   try {
-    const SpillableStorages::NoUpdates none(spillable_);
     move_in(found, chosen);
   } catch (...) {
     set_infos_.resize(chunk_sets_.size());
@@ -162,6 +163,8 @@ void SessionState::move_in_or_restore(std::span<ManagedParameter> found, const M
         remove_set(set);  // before the next: what leaves again needs its room
       }
     }
+    no_updates.reset();
+    spillable_.leave_room_for_updates();
     throw;
   }
 }

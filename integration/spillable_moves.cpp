@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 
+#include "base/log.h"
 #include "integration/pinned_run.h"
 #include "integration/spillable_storages.h"
 
@@ -168,6 +170,14 @@ SpillableStorages::Entry* SpillableStorages::longest_unused(c10::intrusive_ptr<c
 }
 
 void SpillableStorages::leave_free(std::uint64_t bytes) { promise(0, bytes); }
+
+void SpillableStorages::leave_room_for_updates() noexcept {
+  try {
+    leave_free(0);
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("tensors under construction take of the room for updates: ") + error.what());
+  }
+}
 
 bool SpillableStorages::leaves_free(std::uint64_t bytes, const Lock&) const {
   const Budget& host = memory_.budget(Tier::host);

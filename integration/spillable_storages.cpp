@@ -4,8 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "base/log.h"
-
 namespace terrace {
 namespace {
 
@@ -157,11 +155,7 @@ void SpillableStorages::end_construction() noexcept {
     at::removeCallback(*observer);
     observer.reset();
     let_go_of_last_op();
-    try {
-      leave_free(0);
-    } catch (const std::exception& error) {
-      log(LogLevel::warning, std::string("tensors under construction take of the room for updates: ") + error.what());
-    }
+    leave_room_for_updates();
   }
 }
 

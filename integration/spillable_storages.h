@@ -150,6 +150,8 @@ class SpillableStorages final : public HostRoom {
   /// Has storages leave until blocks and what is kept from them leave `bytes` of the host's budget, as far as that
   /// goes.
   void leave_free(std::uint64_t bytes);
+  /// What is kept from them, as far as that goes; warns where it does not.
+  void leave_room_for_updates() noexcept;
 
   // HostRoom
   void before_block(std::uint64_t bytes) override;
