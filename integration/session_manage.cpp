@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/units.h"
 #include "integration/byte_copies.h"
 #include "integration/element_types.h"
 #include "integration/pinned_run.h"
@@ -232,33 +231,6 @@ void SessionState::move_in(std::span<ManagedParameter> found, const ModelLayout&
   const std::vector<Tier> gradient_homes = choose_homes_for(gradient_chunks, config_.placement.gradients, {});
   for (std::size_t i = 0; i < gradient_chunks.size(); ++i) {
     chunk_sets_[gradient_chunks[i].set].gradient = add_chunk(gradient_chunks[i], gradient_homes[i]);
-  }
-}
-
-void SessionState::require_room_to_move_in(
-    std::span<const ChunkRequest> requests, std::span<const Tier> homes,
-    std::span<const std::vector<ManagedParameter*>> members,
-    const std::unordered_map<const ManagedParameter*, BytesOnHost>& on_host) const {
-  const bool has_nvme = memory_.has_nvme();
-  const Budget& host = memory_.budget(Tier::host);
-  std::uint64_t used = rested_[index_of(Tier::host)] + (has_nvme ? room_without_tensors() : host.used(Kind::other));
-  std::uint64_t most = 0;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const std::uint64_t room = memory_.stream().room_bytes(bytes_of(requests[i]))[index_of(Tier::host)];
-    std::uint64_t moved = 0;
-    std::uint64_t largest_tensor = 0;
-    for (const ManagedParameter* const parameter : members[i]) {
-      moved += on_host.at(parameter).now;
-      largest_tensor = std::max(largest_tensor, on_host.at(parameter).as_it_moves);
-    }
-    // It is filled there, wherever it rests. With NVMe all tensors but the one that moves can leave.
-    most = std::max(most, used + room + (has_nvme ? largest_tensor : 0));
-    used += (homes[i] == Tier::host ? room : 0) - (has_nvme ? 0 : moved);
-  }
-  if (most > host.capacity()) {
-    throw OutOfMemory("host: moving parameters into chunks takes " + format_bytes(most) +
-                          " at one moment, in a budget of " + format_bytes(host.capacity()),
-                      host.hint_to_hold(most) + (has_nvme ? ", or let less rest there" : ", or give nvme.paths"));
   }
 }
 

@@ -100,11 +100,12 @@ std::vector<File> redirections() {
 void require_files_of_their_own(const TrainOptions& options) {
   const std::vector<File> written = written_by(options);
   const std::vector<File> read = read_by(options);
+  const std::vector<File> printed = redirections();
   for (auto file = written.begin(); file != written.end(); ++file) {
     for (auto other = file + 1; other != written.end(); ++other) {
       if (are_the_same(*file, *other)) refuse(*file, *other);
     }
-    for (const File& other : redirections()) {
+    for (const File& other : printed) {
       if (are_the_same(*file, other)) refuse(*file, other);
     }
     for (const File& folder : {File{"--save", options.save}, File{"--resume", options.resume}}) {
