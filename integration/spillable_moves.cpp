@@ -5,7 +5,9 @@
 #include <optional>
 #include <string>
 
+#include "base/error.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "integration/pinned_run.h"
 #include "integration/spillable_storages.h"
 
@@ -127,7 +129,7 @@ bool SpillableStorages::spill_one() {
   std::optional<ChunkId> chunk;
   try {
     const std::uint64_t bytes = storage->nbytes();
-    chunk = memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
+    chunk = add_chunk_to_leave_for(bytes);
     entry->nvme_bytes = memory_.stream().room_bytes(bytes)[index_of(Tier::nvme)];
     const std::array accesses{ChunkAccess{*chunk, Tier::host, Access::write}};
     const Pin pin = memory_.stream().acquire(accesses, AccessOrigin::beside_program);
@@ -144,6 +146,17 @@ bool SpillableStorages::spill_one() {
     throw;
   }
   return true;
+}
+
+ChunkId SpillableStorages::add_chunk_to_leave_for(std::uint64_t bytes) {
+  try {
+    return memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory("nvme: there is no room for " + format_bytes(bytes) +
+                          " of a tensor that is to leave the host for others; " +
+                          memory_.budget(Tier::nvme).describe(),
+                      error.hint() + ", or host.memory, and more for what comes after it");
+  }
 }
 
 SpillableStorages::Entry* SpillableStorages::longest_unused(c10::intrusive_ptr<c10::StorageImpl>& storage,

@@ -197,6 +197,7 @@ class SpillableStorages final : public HostRoom {
   void bring_back(c10::StorageImpl& storage, Entry& entry);
   /// The one that was used longest ago leaves. False if there is none that could.
   bool spill_one();
+  ChunkId add_chunk_to_leave_for(std::uint64_t bytes);
   Entry* longest_unused(c10::intrusive_ptr<c10::StorageImpl>& storage, const Lock&);
   void settle(Entry& entry, Place place, std::shared_ptr<ManagedStorage> run) noexcept;
   void forget_dead(const Lock&);

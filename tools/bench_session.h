@@ -7,12 +7,23 @@
 
 #include <ATen/Parallel.h>
 
+#include "base/config.h"
 #include "base/error.h"
+#include "base/memory_info.h"
+#include "integration/memory_plan.h"
+#include "integration/rates.h"
 #include "integration/session.h"
+#include "offload/emulated_device.h"
 
 namespace terrace {
 
 inline double hardware_cores() { return static_cast<double>(std::thread::hardware_concurrency()); }
+
+/// How a session on an emulated device of that memory divides it and the other tiers' up.
+inline MemoryPlan plan_of(const Config& config) {
+  return plan_memory(config, *config.device.memory, EmulatedDevice(1).slot_bytes(1), available_memory_bytes(),
+                     RatesFile().load());
+}
 
 /// Ops throw LibTorch's errors; why they failed is with the session.
 template <class Function>

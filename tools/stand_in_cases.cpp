@@ -32,10 +32,10 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 40 * kMiB;
 // What the host has room for beside what rests there: gradients on their way, to and from NVMe.
 constexpr double kHostRoom = 32 * kMiB;
-constexpr double kHostMargin = 8 * kMiB;  // staging, and rounding to granules
-constexpr double kOther = 0.65;           // of the bounding term, what the others are to take
-constexpr double kBalanced = 0.92;        // of the computation, what the others are to take in the balanced case
-constexpr double kCores = 0.4;            // of the bounding term, what the cores may have to do
+constexpr double kHostRounding = 4 * kMiB;  // what rests there takes whole granules
+constexpr double kOther = 0.65;             // of the bounding term, what the others are to take
+constexpr double kBalanced = 0.92;          // of the computation, what the others are to take in the balanced case
+constexpr double kCores = 0.4;              // of the bounding term, what the cores may have to do
 // Link and drive are no faster than what this machine does while it does other things, and while its speed drifts.
 constexpr double kMostLink = 2e9;
 constexpr double kLinkOfCopy = 0.38;
@@ -163,7 +163,8 @@ Config config_of(const Needs& needs, const Setting& setting, const std::filesyst
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.device.link = whole(setting.link_rate);
-  config.host.memory = whole((3 - on_nvme) * needs.parameters + kHostRoom + kHostMargin);  // both moments rest there
+  const double resting = (3 - on_nvme) * needs.parameters;  // both moments rest there
+  config.host.memory = whole(resting + kHostRounding + kHostRoom);
   config.nvme.paths = {nvme};
   config.nvme.memory = whole((1 + on_nvme) * needs.parameters * 1.2 + 64 * kMiB);
   config.placement.parameters = Config::Shares{.host = 1 - on_nvme, .nvme = on_nvme};
@@ -172,6 +173,8 @@ Config config_of(const Needs& needs, const Setting& setting, const std::filesyst
   config.placement.activations = "keep";
   config.log.level = LogLevel::warning;
   config.validate();
+  const MemoryPlan plan = plan_of(config);
+  config.host.memory = plan.host_memory_for(*config.host.memory + plan.staging_bytes() + plan.timeline_bytes);
   return config;
 }
 

@@ -15,12 +15,9 @@
 #include "base/memory_info.h"
 #include "base/units.h"
 #include "integration/adamw.h"
-#include "integration/memory_plan.h"
-#include "integration/rates.h"
 #include "integration/session.h"
 #include "offload/core_shares.h"
 #include "offload/emulated_computation.h"
-#include "offload/emulated_device.h"
 #include "optimizer/update_threads.h"
 #include "tools/bare_nvme.h"
 #include "tools/bench_case.h"
@@ -90,12 +87,6 @@ Config config_of(const UpdateSetting& setting, double elements) {
   config.log.level = LogLevel::warning;
   config.validate();
   return config;
-}
-
-/// As the session has it.
-MemoryPlan plan_of(const Config& config) {
-  return plan_memory(config, *config.device.memory, EmulatedDevice(1).slot_bytes(1), available_memory_bytes(),
-                     RatesFile().load());
 }
 
 void require_memory(const Config& config, double arrays) {

@@ -188,6 +188,19 @@ TEST_F(ConstructTest, without_nvme_a_model_beyond_the_budget_is_refused_with_the
   EXPECT_EQ(session().construct([] { return torch::ones({elements}); }).sum().item<float>(), elements);
 }
 
+TEST_F(ConstructTest, a_model_beyond_host_and_nvme_is_refused_and_both_are_named) {
+  config_.nvme.memory = mib;
+  EXPECT_THROW(session().construct([] { return numbered_tensors(); }), c10::OutOfMemoryError);
+  try {
+    std::rethrow_exception(session().last_error());
+  } catch (const OutOfMemory& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("nvme"), HasSubstr("a tensor that is to leave the host")));
+    EXPECT_THAT(error.hint(), AllOf(HasSubstr("raise nvme.memory to at least"), HasSubstr("or host.memory"),
+                                    HasSubstr("more for what comes after it")));
+  }
+  expect_numbered(session().construct([] { return numbered_tensors(12); }));
+}
+
 TEST_F(ConstructTest, a_tensor_beyond_the_budget_is_refused_and_the_others_are_unharmed) {
   const Tensors tensors = session().construct([] {
     Tensors made = numbered_tensors();
