@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -85,7 +86,21 @@ class Gradients::Park : public autograd::FunctionPreHook {
     require_type_asked_for(parameter_, parameter_.gradient_type);  // the program may have asked for another since,
     owner->hook_restore(parameter_);                               // and set a hook of its own
     parked_->put(std::exchange(parameter_.tensor.mutable_grad(), {}));
+    parking_ = {&accumulator_, std::uncaught_exceptions()};
     return gradients;
+  }
+
+  /// Under the accumulator's mutex, which AccumulateGrad holds around its ops.
+  void put_back() const {
+    const auto owner = owner_.lock();
+    if (!owner) {
+      return;
+    }
+    const std::scoped_lock lock(owner->program_mutex_);
+    at::Tensor& gradient = parameter_.tensor.mutable_grad();
+    if (!gradient.defined()) {  // no other thread's is there by now
+      gradient = parked_->take();
+    }
   }
 
  private:
@@ -103,6 +118,7 @@ class Gradients::Restore : public autograd::PostAccumulateGradHook {
       : owner_(std::move(owner)), parameter_(parameter), parked_(parameter.parked), next_(std::move(next)) {}
 
   void operator()(const autograd::Variable& variable) override {
+    parking_.accumulator = nullptr;
     const auto owner = owner_.lock();
     if (owner && !owner->closed()) {
       const auto accumulator = parameter_.accumulator.lock();
@@ -130,6 +146,22 @@ class Gradients::Restore : public autograd::PostAccumulateGradHook {
   const std::shared_ptr<ParkedGradient> parked_;
   const std::unique_ptr<autograd::PostAccumulateGradHook> next_;
 };
+
+void Gradients::put_back_if_thrown() {
+  if (std::uncaught_exceptions() <= parking_.exceptions) {
+    return;
+  }
+  const autograd::Node* const accumulator = std::exchange(parking_.accumulator, nullptr);
+  const auto running = autograd::get_current_node();
+  if (running.get() != accumulator) {
+    return;
+  }
+  for (const auto& hook : running->pre_hooks()) {
+    if (const auto* const park = dynamic_cast<const Park*>(hook.get())) {
+      park->put_back();
+    }
+  }
+}
 
 Gradients::Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry,
                      std::recursive_mutex& program_mutex)

@@ -1,9 +1,9 @@
 /// Gradients as managed tensors: a defined `p.grad` is a run of the gradient chunk.
 ///
 /// Before AccumulateGrad runs, what is accumulated so far is set aside; after it, the new part is added to
-/// it in place, or copied into the managed run if it is the first. Only `p.grad` says whether there is a
-/// gradient: no reference is kept here, so when the program drops a gradient its storage dies, and when all
-/// of a chunk's have died the chunk is discarded without a transfer.
+/// it in place, or copied into the managed run if it is the first. Where it fails, what was set aside is put back. Only
+/// `p.grad` says whether there is a gradient: no reference is kept here, so when the program drops a gradient its
+/// storage dies, and when all of a chunk's have died the chunk is discarded without a transfer.
 ///
 /// A gradient that itself requires grad (create_graph) is left alone, and so is one that the program has set and can
 /// see otherwise too: a tensor that it holds, a view, one of another type. The update reads a copy of those.
@@ -19,6 +19,8 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+
+#include <torch/csrc/autograd/function.h>
 
 #include "integration/managed_parameter.h"
 #include "memory/access_stream.h"
@@ -58,6 +60,12 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// gathered.
   void make_ordinary(ManagedStorage& storage);
 
+  /// An op of this thread is over. Where it was one of AccumulateGrad's own and has thrown, as where it finds no room,
+  /// the hook that would put back what was set aside does not run any more.
+  static void after_op() noexcept {
+    if (parking_.accumulator != nullptr) put_back_if_thrown();
+  }
+
   /// Hooks that outlive the session call through from now on.
   void close() noexcept { closed_.store(true, std::memory_order_release); }
   bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
@@ -66,6 +74,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   class Park;
   class Restore;
 
+  static void put_back_if_thrown();
   /// Puts our post-accumulate hook before the one that is there, unless that is ours.
   void hook_restore(ManagedParameter& parameter);
   void tell_of_dead_storages();
@@ -76,6 +85,13 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// A gradient in the managed run, with nothing in it yet.
   at::Tensor make(ManagedParameter& parameter);
   void accumulate(ManagedParameter& parameter, at::Tensor parked);
+
+  /// Of this thread, between the two hooks; or stale, where the second was never reached.
+  struct Parking {
+    const torch::autograd::Node* accumulator;
+    int exceptions;  ///< that were under way before
+  };
+  static inline constinit thread_local Parking parking_{nullptr, 0};
 
   AccessStream& stream_;
   const std::shared_ptr<StorageRegistry> registry_;

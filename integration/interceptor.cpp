@@ -6,11 +6,14 @@
 #include <string>
 #include <vector>
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
 #include "integration/buffer_snapshots.h"
+#include "integration/gradients.h"
 #include "integration/no_fallback.h"
 #include "integration/offloaded_activations.h"
 #include "integration/pause.h"
@@ -27,8 +30,7 @@ std::atomic<OpPinner*> attached{nullptr};
 /// What of an op matters here.
 struct OpTraits {
   bool touches_bytes = false;
-  std::vector<bool> writes;    // by argument
-  bool writes_unsaid = false;  // running statistics change, though the schema does not say so
+  std::vector<bool> writes;  // by argument
 };
 
 bool writes_through(const c10::AliasInfo* alias) {
@@ -46,27 +48,39 @@ bool writes_through(const c10::AliasInfo* alias) {
   return false;
 }
 
+/// Made of ops, and yet reads what it is given by pointer.
+bool reads_beside_its_ops(const c10::FunctionSchema& op) {
+  return op.name() == "aten::max_pool1d" || op.name() == "aten::ctc_loss" || op.name().starts_with("aten::fbgemm_") ||
+         (op.name() == "aten::tensor_split" && op.overload_name() == "tensor_indices_or_sections");
+}
+
+/// Running statistics change where a batch is normalized, though the schema does not say so.
+bool writes_unsaid(const std::string& op, const std::string& argument) {
+  return argument.starts_with("running_") && op.find("batch_norm") != std::string::npos &&
+         op.find("backward") == std::string::npos;
+}
+
 OpTraits traits_of(const c10::OperatorHandle& op) {
   OpTraits traits;
+  const std::string& name = op.schema().name();
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+      !reads_beside_its_ops(op.schema())) {
     return traits;
   }
   // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it
   // resizes, or replaces the storage, where LibTorch looks at the one before.
-  if (op.hasTag(at::Tag::inplace_view) && !op.schema().name().starts_with("aten::resize") &&
-      !op.schema().name().starts_with("aten::set_")) {
+  if (op.hasTag(at::Tag::inplace_view) && !name.starts_with("aten::resize") && !name.starts_with("aten::set_")) {
     return traits;
   }
   for (const c10::Argument& result : op.schema().returns()) {
-    if (result.alias_info() != nullptr && !writes_through(result.alias_info())) {
+    if (result.alias_info() != nullptr && !writes_through(result.alias_info()) && !reads_beside_its_ops(op.schema())) {
       return traits;  // a view
     }
   }
   traits.touches_bytes = true;
-  traits.writes_unsaid = op.schema().name().find("batch_norm") != std::string::npos;
   for (const c10::Argument& argument : op.schema().arguments()) {
-    traits.writes.push_back(writes_through(argument.alias_info()));
+    traits.writes.push_back(writes_through(argument.alias_info()) || writes_unsaid(name, argument.name()));
   }
   return traits;
 }
@@ -125,11 +139,25 @@ class KnownOps {
 
 using Operands = c10::SmallVector<OpOperand, 8>;
 
+void find_managed(const c10::TensorImpl& tensor, bool writes, Operands& found) {
+  if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
+    found.push_back({storage, writes});
+  } else if (tensor.is_sparse()) {  // it has no storage of its own
+    const auto& sparse = static_cast<const at::SparseTensorImpl&>(tensor);
+    for (const at::Tensor& part : {sparse.indices(), sparse.values()}) {
+      find_managed(*part.unsafeGetTensorImpl(), writes, found);
+    }
+  } else if (tensor.is_sparse_compressed()) {
+    const auto& sparse = static_cast<const at::SparseCsrTensorImpl&>(tensor);
+    for (const at::Tensor& part : {sparse.compressed_indices(), sparse.plain_indices(), sparse.values()}) {
+      find_managed(*part.unsafeGetTensorImpl(), writes, found);
+    }
+  }
+}
+
 void find_managed(const c10::IValue& value, bool writes, Operands& found) {
   if (value.isTensor()) {
-    if (ManagedStorage* const storage = ManagedStorage::of(*value.unsafeToTensorImpl())) {
-      found.push_back({storage, writes});
-    }
+    find_managed(*value.unsafeToTensorImpl(), writes, found);
   } else if (value.isList()) {
     for (const c10::IValue& element : value.toListRef()) {
       find_managed(element, writes, found);
@@ -140,7 +168,7 @@ void find_managed(const c10::IValue& value, bool writes, Operands& found) {
 /// Tells the block that runs for the first time of the buffers that an op may write.
 void note_written_buffers(c10::ArrayRef<const c10::IValue> inputs, const OpTraits& traits, RecomputedBlock& block) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool written = traits.writes_unsaid || (i < traits.writes.size() && traits.writes[i]);
+    const bool written = i < traits.writes.size() && traits.writes[i];
     if (written && inputs[i].isTensor() && is_managed_buffer(inputs[i].toTensor())) {
       block.buffers().before_write(inputs[i].toTensor());
     }
@@ -191,6 +219,7 @@ std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& functio
 void after_op(const at::RecordFunction&, at::ObserverContext*) {
   CurrentOp::leave();
   NoFallback::leave();
+  Gradients::after_op();
 }
 
 at::CallbackHandle installed_callback() {

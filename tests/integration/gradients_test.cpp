@@ -7,11 +7,25 @@
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/gradient_world.h"
+#include "tests/integration/tight_session.h"
 
 namespace terrace::testing {
 namespace {
 
 using World = GradientWorld;
+
+/// Its backward gives ones in a tensor that AccumulateGrad has to copy, or nothing.
+struct Ones : torch::autograd::Function<Ones> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool gives) {
+    context->saved_data["sizes"] = x.sizes().vec();
+    context->saved_data["gives"] = gives;
+    return torch::ones({});
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& gradients) {
+    const bool gives = context->saved_data["gives"].toBool();
+    return {gives ? gradients[0].expand(context->saved_data["sizes"].toIntVector()) : at::Tensor(), {}};
+  }
+};
 
 }  // namespace
 
@@ -336,6 +350,41 @@ TEST(Gradients, of_a_complex_parameter_are_complex_and_add_up) {
   const at::Tensor plain = trained(std::nullopt);
   EXPECT_EQ(plain.scalar_type(), at::kComplexFloat);
   EXPECT_TRUE(same_bits(trained(std::make_optional<Session>(tight())), plain));
+}
+
+TEST(Gradients, are_as_they_were_after_a_backward_that_found_no_room_to_add_to_them) {
+  Config config = tight();
+  config.device.chunks = std::nullopt;
+  Session session(config);
+  torch::nn::Module model;
+  const at::Tensor weight = model.register_parameter("weight", torch::randn({128, 128}));
+  session.manage(model);
+  Ones::apply(weight, true).backward();
+  {
+    const std::uint64_t room = session.memory_usage().capacity(Tier::device);
+    const at::Tensor most_of_it = torch::empty({static_cast<std::int64_t>(room - weight.nbytes() / 2)}, at::kByte);
+    EXPECT_THROW(Ones::apply(weight, true).backward(), c10::Error);
+    EXPECT_TRUE(last_error_as<OutOfMemory>(session).has_value());
+    EXPECT_TRUE(weight.grad().defined());
+  }
+  EXPECT_EQ(weight.grad().min().item<float>(), 1);
+  Ones::apply(weight, true).backward();
+  EXPECT_EQ(weight.grad().min().item<float>(), 2);
+  EXPECT_EQ(weight.grad().max().item<float>(), 2);
+}
+
+TEST(Gradients, are_as_they_were_after_a_backward_that_gives_none) {
+  expect_the_bits_of_unmanaged([](World& world) {
+    Tensors results;
+    world.backward();
+    read_all(world);
+    Ones::apply(world.weight(0), false).backward();
+    add_gradients(world, results);
+    world.step();
+    Ones::apply(world.weight(0), false).backward();
+    add_gradients(world, results);
+    return results;
+  });
 }
 
 }  // namespace terrace::testing
