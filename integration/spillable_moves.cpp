@@ -153,8 +153,7 @@ ChunkId SpillableStorages::add_chunk_to_leave_for(std::uint64_t bytes) {
     return memory_.stream().add_chunk(Kind::parameter, 0, bytes, Tier::nvme);
   } catch (const OutOfMemory& error) {
     throw OutOfMemory("nvme: there is no room for " + format_bytes(bytes) +
-                          " of a tensor that is to leave the host for others; " +
-                          memory_.budget(Tier::nvme).describe(),
+                          " of a tensor that is to leave the host for others; " + memory_.budget(Tier::nvme).describe(),
                       error.hint() + ", or host.memory, and more for what comes after it");
   }
 }

@@ -299,7 +299,11 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
   const std::size_t at = index_of(tier);
   const Budget& budget = *budgets_[at];
   Rooms can_leave_soon;
+  Rooms resting;
   for (const Residency& chunk : chunks_) {
+    if (chunk.info().home == tier && !chunk.removed) {
+      resting += rooms_of(chunk.info(), tier);
+    }
     if (lack.evicts && chunk.at(tier).state == CopyState::valid && chunk.at(tier).pins == 0 &&
         chunk.info().home != tier) {
       can_leave_soon += rooms_of(chunk.info(), tier);
@@ -330,6 +334,10 @@ std::exception_ptr Policy::out_of_memory(const Lack& lack) const {
     hint += ", and more for what comes after it (a step that has run tells how much: MemoryUsage::needed)";
   }
   if (tier == Tier::device) {
+    if (resting.bytes > 0) {
+      hint += ", let less than " + format_bytes(resting.bytes) +
+              " of chunks rest there (by default those do for which host.memory and nvme.memory have no room)";
+    }
     hint += ", lower the micro-batch, or build the model inside Session::construct if it was built outside";
   }
   return std::make_exception_ptr(OutOfMemory(message, hint));

@@ -41,6 +41,19 @@ TEST(Policy, is_refused_when_only_pinned_copies_are_left) {
   EXPECT_TRUE(holder.granted());
 }
 
+TEST(Policy, is_refused_with_what_rests_on_the_device_where_something_does) {
+  for (const Tier home : {host, device}) {
+    World world(3, 8);
+    world.written(home, Kind::momentum);
+    world.written(home, Kind::variance);
+    Call& refused = world.acquire({reads(world.fresh(host, 4))});
+    world.run();
+    ASSERT_TRUE(refused.refused_with<OutOfMemory>());
+    EXPECT_EQ(refused.error_text().find("let less than 2MiB of chunks rest there") != std::string::npos, home == device)
+        << refused.error_text();
+  }
+}
+
 /// The call that `scene` ends with is granted by a device of `enough_mib`, and each smaller one names that size.
 template <class Scene>
 void expect_smallest_device_memory(std::uint64_t enough_mib, std::uint64_t least_mib, Scene&& scene) {
