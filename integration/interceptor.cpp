@@ -142,15 +142,16 @@ using Operands = c10::SmallVector<OpOperand, 8>;
 void find_managed(const c10::TensorImpl& tensor, bool writes, Operands& found) {
   if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
     found.push_back({storage, writes});
-  } else if (tensor.is_sparse()) {  // it has no storage of its own
-    const auto& sparse = static_cast<const at::SparseTensorImpl&>(tensor);
-    for (const at::Tensor& part : {sparse.indices(), sparse.values()}) {
-      find_managed(*part.unsafeGetTensorImpl(), writes, found);
+  } else if (tensor.is_sparse()) {  // it has no storage of its own; nor a wrapper of one any parts
+    if (const auto* const sparse = dynamic_cast<const at::SparseTensorImpl*>(&tensor)) {
+      find_managed(*sparse->indices().unsafeGetTensorImpl(), writes, found);
+      find_managed(*sparse->values().unsafeGetTensorImpl(), writes, found);
     }
   } else if (tensor.is_sparse_compressed()) {
-    const auto& sparse = static_cast<const at::SparseCsrTensorImpl&>(tensor);
-    for (const at::Tensor& part : {sparse.compressed_indices(), sparse.plain_indices(), sparse.values()}) {
-      find_managed(*part.unsafeGetTensorImpl(), writes, found);
+    if (const auto* const sparse = dynamic_cast<const at::SparseCsrTensorImpl*>(&tensor)) {
+      find_managed(*sparse->compressed_indices().unsafeGetTensorImpl(), writes, found);
+      find_managed(*sparse->plain_indices().unsafeGetTensorImpl(), writes, found);
+      find_managed(*sparse->values().unsafeGetTensorImpl(), writes, found);
     }
   }
 }
