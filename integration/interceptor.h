@@ -1,8 +1,8 @@
 /// Sees every op before it runs, and has its managed operands pinned while it does.
 ///
 /// An `at::RecordFunction` callback, installed once and never removed. Only ops that read or write bytes
-/// pin: views do not, and composite ops are left to the ops that they are made of. Nothing happens under
-/// `Pause`, nor while no pinner is attached.
+/// pin: views do not, and composite ops are left to the ops that they are made of, but for those that read by pointer
+/// too. Of a sparse tensor its parts are operands. Nothing happens under `Pause`, nor while no pinner is attached.
 #pragma once
 
 #include <memory>
