@@ -93,7 +93,7 @@ class Gradients::Park : public autograd::FunctionPreHook {
   /// Under the accumulator's mutex, which AccumulateGrad holds around its ops.
   void put_back() const {
     const auto owner = owner_.lock();
-    if (!owner) {
+    if (!owner || owner->closed()) {
       return;
     }
     const std::scoped_lock lock(owner->program_mutex_);

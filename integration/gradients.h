@@ -1,9 +1,9 @@
 /// Gradients as managed tensors: a defined `p.grad` is a run of the gradient chunk.
 ///
 /// Before AccumulateGrad runs, what is accumulated so far is set aside; after it, the new part is added to
-/// it in place, or copied into the managed run if it is the first. Where it fails, what was set aside is put back. Only
-/// `p.grad` says whether there is a gradient: no reference is kept here, so when the program drops a gradient its
-/// storage dies, and when all of a chunk's have died the chunk is discarded without a transfer.
+/// it in place, or copied into the managed run if it is the first. Where one of its ops fails, what was set aside is
+/// put back. Only `p.grad` says whether there is a gradient: no reference is kept here, so when the program drops a
+/// gradient its storage dies, and when all of a chunk's have died the chunk is discarded without a transfer.
 ///
 /// A gradient that itself requires grad (create_graph) is left alone, and so is one that the program has set and can
 /// see otherwise too: a tensor that it holds, a view, one of another type. The update reads a copy of those.

@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <ATen/SparseCsrTensorImpl.h>
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
@@ -19,6 +17,7 @@
 #include "integration/pause.h"
 #include "integration/recomputed_block.h"
 #include "integration/spillable_storages.h"
+#include "integration/storages_of.h"
 #include "integration/thread_owned.h"
 #include "memory/current_op.h"
 
@@ -48,16 +47,18 @@ bool writes_through(const c10::AliasInfo* alias) {
   return false;
 }
 
-/// Made of ops, and yet reads what it is given by pointer.
+/// Made of ops, and yet reads by pointer what may be a parameter. Not those to which a whole network's are given.
 bool reads_beside_its_ops(const c10::FunctionSchema& op) {
   return op.name() == "aten::max_pool1d" || op.name() == "aten::ctc_loss" || op.name().starts_with("aten::fbgemm_") ||
          (op.name() == "aten::tensor_split" && op.overload_name() == "tensor_indices_or_sections");
 }
 
-/// Running statistics change where a batch is normalized, though the schema does not say so.
+/// Running statistics change where a batch is normalized in training, though the schema does not say so. Which it is
+/// only the call knows.
 bool writes_unsaid(const std::string& op, const std::string& argument) {
-  return argument.starts_with("running_") && op.find("batch_norm") != std::string::npos &&
-         op.find("backward") == std::string::npos;
+  const auto has = [&](const char* part) { return op.find(part) != std::string::npos; };
+  return argument.starts_with("running_") && has("batch_norm") && !has("backward") && !has("no_training") &&
+         !has("no_update");
 }
 
 OpTraits traits_of(const c10::OperatorHandle& op) {
@@ -139,33 +140,6 @@ class KnownOps {
 
 using Operands = c10::SmallVector<OpOperand, 8>;
 
-void find_managed(const c10::TensorImpl& tensor, bool writes, Operands& found) {
-  if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
-    found.push_back({storage, writes});
-  } else if (tensor.is_sparse()) {  // it has no storage of its own; nor a wrapper of one any parts
-    if (const auto* const sparse = dynamic_cast<const at::SparseTensorImpl*>(&tensor)) {
-      find_managed(*sparse->indices().unsafeGetTensorImpl(), writes, found);
-      find_managed(*sparse->values().unsafeGetTensorImpl(), writes, found);
-    }
-  } else if (tensor.is_sparse_compressed()) {
-    if (const auto* const sparse = dynamic_cast<const at::SparseCsrTensorImpl*>(&tensor)) {
-      find_managed(*sparse->compressed_indices().unsafeGetTensorImpl(), writes, found);
-      find_managed(*sparse->plain_indices().unsafeGetTensorImpl(), writes, found);
-      find_managed(*sparse->values().unsafeGetTensorImpl(), writes, found);
-    }
-  }
-}
-
-void find_managed(const c10::IValue& value, bool writes, Operands& found) {
-  if (value.isTensor()) {
-    find_managed(*value.unsafeToTensorImpl(), writes, found);
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      find_managed(element, writes, found);
-    }
-  }
-}
-
 /// Tells the block that runs for the first time of the buffers that an op may write.
 void note_written_buffers(c10::ArrayRef<const c10::IValue> inputs, const OpTraits& traits, RecomputedBlock& block) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -180,7 +154,12 @@ std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, c10::ArrayRe
                                                   const OpTraits& traits) {
   Operands found;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    find_managed(inputs[i], i < traits.writes.size() && traits.writes[i], found);
+    const bool writes = i < traits.writes.size() && traits.writes[i];
+    visit_storages(inputs[i], [&](c10::StorageImpl& storage) {
+      if (ManagedStorage* const managed = ManagedStorage::of(storage)) {
+        found.push_back({managed, writes});
+      }
+    });
   }
   return found.empty() ? nullptr : pinner.pin({found.data(), found.size()}, inputs);
 }

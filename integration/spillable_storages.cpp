@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "integration/storages_of.h"
+
 namespace terrace {
 namespace {
 
@@ -14,19 +16,6 @@ thread_local std::optional<at::CallbackHandle> observer;
 
 /// What the last op of a thread that builds tensors has used.
 thread_local std::vector<const c10::StorageImpl*> used_by_last_op;
-
-template <class Visit>
-void visit_storages(const c10::IValue& value, Visit&& visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined() && value.toTensor().has_storage()) {
-      visit(storage_of(value.toTensor()));
-    }
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      visit_storages(element, visit);
-    }
-  }
-}
 
 }  // namespace
 

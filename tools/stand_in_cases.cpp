@@ -32,7 +32,7 @@ constexpr double kMiB = 1024.0 * 1024.0;
 constexpr double kDeviceBytes = 40 * kMiB;
 // What the host has room for beside what rests there: gradients on their way, to and from NVMe.
 constexpr double kHostRoom = 32 * kMiB;
-constexpr double kHostRounding = 4 * kMiB;  // what rests there takes whole granules
+constexpr double kHostRounding = 4 * kMiB;  // at most, as what rests there takes whole granules; a chunk is no less
 constexpr double kOther = 0.65;             // of the bounding term, what the others are to take
 constexpr double kBalanced = 0.92;          // of the computation, what the others are to take in the balanced case
 constexpr double kCores = 0.4;              // of the bounding term, what the cores may have to do

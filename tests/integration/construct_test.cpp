@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -165,6 +166,18 @@ TEST_F(ConstructTest, bytes_that_have_left_can_be_reached_by_gather_alone) {
   const Tensors others = session().construct([] { return numbered_tensors(); });
   EXPECT_EQ(tensors[1].const_data_ptr<float>(), bytes);
   EXPECT_EQ(bytes[elements - 1], 1);
+}
+
+TEST_F(ConstructTest, parts_of_sparse_tensors_come_back_where_those_are_used) {
+  const auto [sparse, others] = session().construct([] {
+    const at::Tensor rows = torch::arange(elements, at::kLong).reshape({1, elements});
+    const at::Tensor made = torch::sparse_coo_tensor(rows, torch::full({elements}, 3.0), {elements});
+    return std::pair(made, numbered_tensors());  // for which they leave
+  });
+  EXPECT_GT(usage().now(Tier::nvme), 0u);
+  EXPECT_EQ(sparse.to_dense().min().item<float>(), 3);
+  expect_numbered(others);
+  EXPECT_EQ(sparse.mul(2).to_dense().min().item<float>(), 6);
 }
 
 TEST_F(ConstructTest, what_dies_gives_up_its_room) {
