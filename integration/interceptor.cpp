@@ -30,6 +30,8 @@ std::atomic<OpPinner*> attached{nullptr};
 struct OpTraits {
   bool touches_bytes = false;
   std::vector<bool> writes;  // by argument
+
+  bool writes_to(std::size_t argument) const { return argument < writes.size() && writes[argument]; }
 };
 
 bool writes_through(const c10::AliasInfo* alias) {
@@ -64,9 +66,10 @@ bool writes_unsaid(const std::string& op, const std::string& argument) {
 OpTraits traits_of(const c10::OperatorHandle& op) {
   OpTraits traits;
   const std::string& name = op.schema().name();
+  const bool reads_by_pointer = reads_beside_its_ops(op.schema());
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
-      !reads_beside_its_ops(op.schema())) {
+      !reads_by_pointer) {
     return traits;
   }
   // What changes a tensor's shape or graph in place leaves its bytes alone (zero_grad calls detach_), unless it
@@ -75,7 +78,7 @@ OpTraits traits_of(const c10::OperatorHandle& op) {
     return traits;
   }
   for (const c10::Argument& result : op.schema().returns()) {
-    if (result.alias_info() != nullptr && !writes_through(result.alias_info()) && !reads_beside_its_ops(op.schema())) {
+    if (result.alias_info() != nullptr && !writes_through(result.alias_info()) && !reads_by_pointer) {
       return traits;  // a view
     }
   }
@@ -143,8 +146,7 @@ using Operands = c10::SmallVector<OpOperand, 8>;
 /// Tells the block that runs for the first time of the buffers that an op may write.
 void note_written_buffers(c10::ArrayRef<const c10::IValue> inputs, const OpTraits& traits, RecomputedBlock& block) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool written = i < traits.writes.size() && traits.writes[i];
-    if (written && inputs[i].isTensor() && is_managed_buffer(inputs[i].toTensor())) {
+    if (traits.writes_to(i) && inputs[i].isTensor() && is_managed_buffer(inputs[i].toTensor())) {
       block.buffers().before_write(inputs[i].toTensor());
     }
   }
@@ -154,10 +156,9 @@ std::unique_ptr<at::ObserverContext> pin_operands(OpPinner& pinner, c10::ArrayRe
                                                   const OpTraits& traits) {
   Operands found;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const bool writes = i < traits.writes.size() && traits.writes[i];
     visit_storages(inputs[i], [&](c10::StorageImpl& storage) {
       if (ManagedStorage* const managed = ManagedStorage::of(storage)) {
-        found.push_back({managed, writes});
+        found.push_back({managed, traits.writes_to(i)});
       }
     });
   }
