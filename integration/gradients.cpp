@@ -269,6 +269,9 @@ at::Tensor Gradients::for_update(ManagedParameter& parameter) {
 
 void Gradients::accumulate(ManagedParameter& parameter, at::Tensor parked) {
   ++parameter.accumulations;
+  if (parameter.before_accumulation) {
+    parameter.before_accumulation();
+  }
   // Also where all of a forward was in functions of the program's own, which LibTorch runs without a graph.
   stream_.expect_step();
   at::Tensor& gradient = parameter.tensor.mutable_grad();

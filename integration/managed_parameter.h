@@ -43,6 +43,8 @@ struct ManagedParameter {
   std::string updated_by;           ///< the kind of that optimizer, or of the one before a checkpoint
   /// By that optimizer, without skipped ones. Queued updates count it up, until the queue is finished.
   std::shared_ptr<std::int64_t> updates = std::make_shared<std::int64_t>(0);
+  /// What happens before a gradient of a backward is added. May be empty.
+  std::function<void()> before_accumulation;
   /// What happens once a gradient of a backward has been added and the program's own hooks have seen it. May be empty.
   std::function<void()> after_accumulation;
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "integration/backward_watch.h"
+#include "integration/last_gradients.h"
 #include "integration/optimizer_backend.h"
 #include "integration/optimizer_states.h"
 #include "integration/session_state.h"
@@ -67,6 +68,7 @@ class Managed final : public OptimizerBackend {
         }
       }
       watch_.end(*state);
+      last_gradients_.end(*state);
     }
   }
   Managed(const Managed&) = delete;
@@ -100,6 +102,7 @@ class Managed final : public OptimizerBackend {
       watch_.begin(*state, groups);
       state->updates().keep_few();
     } else {
+      expect_like(*state, update);
       ticket_ = state->updates().submit(std::move(update.job));
       bump_versions(update.parameters);
     }
@@ -128,6 +131,7 @@ class Managed final : public OptimizerBackend {
     state->take_in_replaced();
     state->add_optimizer_chunks(keeps_variance(kind_.name));
     ticket_.reset();
+    last_gradients_.end(*state);
     if (on) {
       watch_.begin(*state, groups);
     } else {
@@ -200,6 +204,32 @@ class Managed final : public OptimizerBackend {
                                    .group = group,
                                    .gradient = std::move(gradient)});
     update.parameters.push_back(&parameter);
+  }
+
+  /// Where the norm is wanted, gradients of the next step are summed up as soon as backward is done with them.
+  void expect_like(SessionState& state, const Update& update) {
+    gradients_of_.clear();
+    if (!update.job.needs_norm()) {
+      last_gradients_.end(state);
+      return;
+    }
+    for (std::size_t i = 0; i < update.parameters.size(); ++i) {
+      const Segment& segment = update.job.segments[i];
+      GradientsOfSet& gradients = gradients_of_[update.parameters[i]->chunk_set];
+      gradients.chunk = segment.chunks.gradient.value();
+      gradients.type = segment.chunks.gradient_type;
+      gradients.runs.push_back({segment.element_offset, segment.elements});
+    }
+    last_gradients_.begin_step(update.parameters);
+  }
+
+  /// Backward seems to be done with the gradients of this set of chunks.
+  void sum_up(std::uint32_t chunk_set) {
+    const std::shared_ptr<SessionState> state = session();
+    if (const auto found = gradients_of_.find(chunk_set); found != gradients_of_.end()) {
+      const GradientsOfSet& gradients = found->second;
+      state->updates().expect_job_with(gradients.chunk, gradients.type, gradients.runs);
+    }
   }
 
   /// The queue holds the gradients from now on, nobody else.
@@ -353,6 +383,14 @@ class Managed final : public OptimizerBackend {
   const bool joins_all_;
   std::vector<bool> joined_;  ///< which of the session's parameters are in a group
   UpdateTicket ticket_;
+  // Where the norm is wanted.
+  struct GradientsOfSet {
+    ChunkId chunk = 0;
+    ElementType type = ElementType::float32;
+    std::vector<GradientRun> runs;
+  };
+  std::map<std::uint32_t, GradientsOfSet> gradients_of_;  ///< in the last step, by set of chunks
+  LastGradients last_gradients_{[this](std::uint32_t chunk_set) { sum_up(chunk_set); }};
   // Where parameters are updated within backward.
   Optimizer::Groups* groups_ = nullptr;  ///< null: they are not
   BackwardWatch watch_{kind_.name, [this](const ManagedParameter& parameter) { note_gradient(parameter); }};

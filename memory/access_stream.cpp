@@ -45,6 +45,12 @@ void Pin::release() noexcept {
   }
 }
 
+HostReading::~HostReading() {
+  if (stream_ != nullptr) {
+    stream_->end_reading(chunk_);
+  }
+}
+
 std::span<std::byte> Pin::host_bytes(std::size_t position, std::uint64_t offset) const {
   const std::uint64_t granule_bytes = stream_->granule_bytes();
   const std::uint64_t within = offset % granule_bytes;
@@ -194,6 +200,40 @@ void AccessStream::set_updates_awaited(bool awaited) {
   const Lock lock(mutex_);
   policy_.set_updates_awaited(awaited);
   carry_out(lock);
+}
+
+void AccessStream::set_read_on_arrival(ChunkId chunk, bool wanted) {
+  const Lock lock(mutex_);
+  policy_.set_read_on_arrival(chunk, wanted);
+}
+
+std::optional<HostReading> AccessStream::await_reading(const std::atomic<bool>& stop) {
+  Lock lock(mutex_);
+  reading_there_.wait(lock, [&] { return policy_.has_readings() || stop.load(); });
+  const std::optional<ChunkId> chunk = policy_.next_reading();
+  if (!chunk) {
+    return std::nullopt;
+  }
+  return HostReading(*this, *chunk, policy_.chunk(*chunk).writes, places_.place(*chunk).host);
+}
+
+void AccessStream::wake_reader() noexcept {
+  const Lock lock(mutex_);  // who is about to wait has seen what this is to tell, or will be woken
+  reading_there_.notify_all();
+}
+
+void AccessStream::end_reading(ChunkId chunk) noexcept {
+  const Lock lock(mutex_);
+  guarded([&] {
+    policy_.reading_done(chunk);
+    carry_out(lock);
+  });
+  changed_.notify_all();
+}
+
+std::uint64_t AccessStream::writes(ChunkId chunk) const {
+  const Lock lock(mutex_);
+  return policy_.chunk(chunk).writes;
 }
 
 void AccessStream::allocate(std::uint64_t bytes, Kind kind, Tier tier) {
@@ -346,6 +386,9 @@ void AccessStream::finished(const Transfer& transfer, std::exception_ptr error) 
     carry_out(lock);
   });
   changed_.notify_all();  // what is waited for may be another now
+  if (policy_.has_readings()) {
+    reading_there_.notify_one();
+  }
 }
 
 }  // namespace terrace

@@ -7,6 +7,7 @@
 /// Thread-safe. A thread may hold several pins; it is never made to wait for another thread's.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -82,6 +83,35 @@ class Pin {
   std::vector<const ChunkPlace*> places_;
 };
 
+/// A chunk on the host that is read there once, as soon as it has come: it stays for as long as this object lives, and
+/// writes wait for that. Movable; any thread may end it.
+class HostReading {
+ public:
+  HostReading(HostReading&& other) noexcept
+      : stream_(std::exchange(other.stream_, nullptr)),
+        chunk_(other.chunk_),
+        writes_(other.writes_),
+        host_(other.host_) {}
+  HostReading& operator=(HostReading&&) = delete;
+  ~HostReading();
+
+  ChunkId chunk() const noexcept { return chunk_; }
+  /// Its bytes are these as long as AccessStream::writes says the same.
+  std::uint64_t writes() const noexcept { return writes_; }
+  /// Its granules, in order.
+  std::span<std::byte* const> host() const noexcept { return host_; }
+
+ private:
+  friend class AccessStream;
+  HostReading(AccessStream& stream, ChunkId chunk, std::uint64_t writes, std::span<std::byte* const> host) noexcept
+      : stream_(&stream), chunk_(chunk), writes_(writes), host_(host) {}
+
+  AccessStream* stream_;
+  ChunkId chunk_;
+  std::uint64_t writes_;
+  std::span<std::byte* const> host_;
+};
+
 class AccessStream {
  public:
   struct Options {
@@ -135,6 +165,15 @@ class AccessStream {
     if (prior_work_ != nullptr) prior_work_->before_access(accesses);
   }
 
+  /// As Policy does.
+  void set_read_on_arrival(ChunkId chunk, bool wanted);
+  /// Waits for a chunk that is to be read on arrival and is there. Nothing once `stop` is set, which `wake_reader` is
+  /// to be called after, and nothing is left to be read.
+  std::optional<HostReading> await_reading(const std::atomic<bool>& stop);
+  void wake_reader() noexcept;
+  /// How often the chunk may have been changed.
+  std::uint64_t writes(ChunkId chunk) const;
+
   /// `room` is asked before a request is refused for want of room on the device, after those that were added before. It
   /// is removed while no other thread wants any there.
   void add_spare_room(SpareRoom& room);
@@ -185,6 +224,8 @@ class AccessStream {
   }
 
  private:
+  friend class HostReading;
+
   using Lock = std::unique_lock<oneapi::tbb::mutex>;
   using Arrival = std::pair<ChunkId, Tier>;
 
@@ -211,6 +252,7 @@ class AccessStream {
   void finished(const Transfer& transfer, std::exception_ptr error) noexcept;
   template <class Event>
   void guarded(Event&& event) noexcept;
+  void end_reading(ChunkId chunk) noexcept;
   /// Has the timeline see, now and then, what is used.
   void sample_usage() noexcept;
 
@@ -219,6 +261,7 @@ class AccessStream {
   Reservation staging_;
   mutable oneapi::tbb::mutex mutex_;  ///< each op takes it twice, mostly alone: then it costs half of std::mutex
   std::condition_variable_any changed_;
+  std::condition_variable_any reading_there_;
   Policy policy_;
   ChunkPlaces places_;
   const std::size_t most_under_way_;

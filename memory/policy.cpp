@@ -100,14 +100,9 @@ void Policy::transfer_done(const Transfer& transfer) {
     --lanes_[index_of(transfer.to)].ahead;
   }
   if (!transfer.fill) {
-    Residency::Copy& source = chunk.at(transfer.from);
-    --source.outgoing;
+    --chunk.at(transfer.from).outgoing;
     sending_bytes_[index_of(transfer.from)] -= chunk.info().bytes;
-    if (source.state == CopyState::leaving && source.outgoing == 0) {
-      count_not_leaving(chunk.info(), transfer.from);
-      vacate(transfer.chunk, transfer.from);
-      plan_again(transfer.chunk, transfer.from);
-    }
+    leave_if_unread(transfer.chunk, transfer.from);
   }
   lanes_[index_of(transfer.from)].ahead_is_full = false;
   lanes_[index_of(transfer.to)].ahead_is_full = false;
@@ -115,10 +110,83 @@ void Policy::transfer_done(const Transfer& transfer) {
     plan_again(transfer.chunk, Tier::device);
   }
   drop_if_dead(transfer.chunk);
-  if (transfer.to == Tier::host && stop_passing(transfer.chunk) && !chunk.pinned() &&
-      can_leave(transfer.chunk, Tier::host)) {
-    evict(transfer.chunk, Tier::host, TransferPriority::write_back);
+  if (transfer.to == Tier::host) {
+    arrived_on_host(transfer.chunk);
   }
+  advance();
+}
+
+void Policy::arrived_on_host(ChunkId id) {
+  const Residency& chunk = chunks_[id];
+  const Residency::Copy& copy = chunk.at(Tier::host);
+  const bool is_to_be_read = chunk.is_to_be_read() && copy.readable() && copy.write_pins == 0;
+  if (!(chunk.waits_for_update && is_to_be_read)) {  // what waits on the device is here for its reader alone
+    end_passing(id);
+  }
+  if (is_to_be_read) {
+    start_reading(id);
+  }
+}
+
+void Policy::end_passing(ChunkId id) {
+  const Residency& chunk = chunks_[id];
+  if (!stop_passing(id) || chunk.pinned() || !can_leave(id, Tier::host)) {
+    return;
+  }
+  if (chunk.waits_for_update && chunk.at(Tier::device).state == CopyState::valid) {
+    vacate(id, Tier::host);
+  } else {
+    evict(id, Tier::host, TransferPriority::write_back);
+  }
+}
+
+void Policy::leave_if_unread(ChunkId id, Tier tier) {
+  const Residency& chunk = chunks_[id];
+  const Residency::Copy& copy = chunk.at(tier);
+  if (copy.state == CopyState::leaving && copy.outgoing == 0 && !(tier == Tier::host && chunk.being_read)) {
+    count_not_leaving(chunk.info(), tier);
+    vacate(id, tier);
+    plan_again(id, tier);
+  }
+}
+
+void Policy::set_read_on_arrival(ChunkId id, bool wanted) {
+  forget_reading(id);
+  Residency& chunk = chunks_.at(id);
+  if (wanted && !chunk.removed) {
+    chunk.read_after_writes = chunk.writes;
+    if (chunk.info().home == Tier::nvme) {
+      ++unread_;
+      unread_room_ = std::max(unread_room_, chunk.info().room_bytes[index_of(Tier::host)]);
+    }
+  }
+}
+
+void Policy::forget_reading(ChunkId id) {
+  const bool was_wanted = std::exchange(chunks_.at(id).read_after_writes, std::nullopt).has_value();
+  if (was_wanted && chunks_[id].info().home == Tier::nvme && --unread_ == 0) {
+    unread_room_ = 0;
+  }
+}
+
+void Policy::start_reading(ChunkId id) {
+  forget_reading(id);
+  chunks_[id].being_read = true;
+  ++under_reading_;
+  readings_.push_back(id);
+}
+
+void Policy::reading_done(ChunkId id) {
+  if (!chunks_.at(id).being_read) {
+    throw LogicError("policy: " + describe(chunks_[id].info()) + " was read, which was not to be");
+  }
+  chunks_[id].being_read = false;
+  --under_reading_;
+  is_settled_ = false;
+  lanes_[index_of(Tier::host)].ahead_is_full = false;
+  leave_if_unread(id, Tier::host);
+  drop_if_dead(id);
+  end_passing(id);
   advance();
 }
 
@@ -184,6 +252,7 @@ void Policy::vacated(const Vacate& vacate) {
 void Policy::discard(ChunkId chunk) {
   chunks_.at(chunk).discard_when_idle = true;
   chunks_.at(chunk).update_queued = false;
+  forget_reading(chunk);
   drop_if_dead(chunk);
   advance();
 }
@@ -285,6 +354,15 @@ std::optional<Transfer> Policy::next_urgent() {
   }
   const Transfer next = urgent_.front();
   urgent_.pop_front();
+  return next;
+}
+
+std::optional<ChunkId> Policy::next_reading() {
+  if (readings_.empty()) {
+    return std::nullopt;
+  }
+  const ChunkId next = readings_.front();
+  readings_.pop_front();
   return next;
 }
 

@@ -39,6 +39,11 @@
 /// to make room ahead of need: it dies sooner. And where room is wanted at once, but the dirty one that would leave is
 /// wanted sooner than others that are being written home already, those are waited for.
 ///
+/// Readers. What work beside the program has to read once, as the sum of a gradient's squares, it is given as soon as
+/// it comes to the host. A reader is like a transfer in flight: writes wait for its end, and the copy stays until then.
+/// Meanwhile it may be written to NVMe. What is at home there and is to be read goes by the host, which keeps room for
+/// two such, rather than straight; what waits on the device for its update comes for the reader and stays there.
+///
 /// Homes are inclusive: a copy higher up keeps the room at home, until the chunk is removed. A write supersedes all
 /// other copies. A write-back that fails leaves its chunk where it was, dirty; after a second failure every request is
 /// refused with that error.
@@ -156,6 +161,11 @@ class Policy {
   /// While an update of chunks is queued, they are not fetched ahead to the device: their bytes are about to change, or
   /// to be dead. Ends with the next write or discard too.
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
+  /// Whether the chunk's bytes are to be read on the host once (see next_reading): as soon as they come there after the
+  /// write that follows. Ends with that, and with a discard. Of a chunk that is no more nothing happens.
+  void set_read_on_arrival(ChunkId chunk, bool wanted);
+  /// Who was given the chunk to read has done so.
+  void reading_done(ChunkId chunk);
   /// Whether somebody waits for what patient requests are for: as long as that is so there are none.
   void set_updates_awaited(bool awaited);
   /// From now on every request is refused with the first error that this is told.
@@ -171,6 +181,9 @@ class Policy {
   std::optional<Transfer> next_transfer();
   /// A transfer issued before for which somebody waits now.
   std::optional<Transfer> next_urgent();
+  bool has_readings() const noexcept { return !readings_.empty(); }
+  /// A chunk whose copy on the host is to be read now.
+  std::optional<ChunkId> next_reading();
 
   // --- what there is ---
 
@@ -251,6 +264,18 @@ class Policy {
   /// Where to bring the chunk from; nothing where it has no bytes yet.
   std::optional<Tier> source_for(ChunkId id, Tier to) const;
   void start_transfer(const Transfer& transfer);
+  void start_reading(ChunkId id);
+  void forget_reading(ChunkId id);
+  /// The copy is read now, if it is to be, and leaves the host if that was only on its way.
+  void arrived_on_host(ChunkId id);
+  /// It leaves the host, if it was only on its way.
+  void end_passing(ChunkId id);
+  /// A copy that was to leave once nobody reads it any more does so.
+  void leave_if_unread(ChunkId id, Tier tier);
+  /// Whether something on its way may leave room on the tier, so that one can wait for it.
+  bool may_become_free(Tier tier) const noexcept {
+    return in_flight_ > 0 || under_reading_ > 0 || vacating_bytes_[index_of(tier)] > 0;
+  }
   inline void pin(const ChunkAccess& access);
   inline void unpin(const ChunkAccess& access);
   void supersede_others(ChunkId id, Tier tier);
@@ -308,6 +333,19 @@ class Policy {
   /// that is NVMe on the host, if there is room that nothing sooner needs. Or has it wait for its update.
   void clean_if_done_with(ChunkId id);
   void clean_by_host();
+  /// Room on the host that other copies are to leave free, so that what is to be read there passes.
+  std::uint64_t room_kept_to_read() const noexcept;
+  /// Whether there will be room on the host for such a chunk, which another copy leaves if nothing else does.
+  bool has_room_made_to_read(ChunkId id);
+  /// Whether the chunk is to go to NVMe by the host, to be read there.
+  bool is_to_pass_host(ChunkId id) const noexcept {
+    return chunks_[id].info().home == Tier::nvme && chunks_[id].is_to_be_read();
+  }
+  /// What is on its way to leave room on the host.
+  std::uint64_t coming_free_on_host() const noexcept {
+    const std::size_t host = index_of(Tier::host);
+    return passing_bytes_ + leaving_bytes_[host] + vacating_bytes_[host];
+  }
   /// Room on the host for a chunk that leaves the device and rests on NVMe, free or that of copies which are used
   /// later; none where it is planned otherwise.
   Room room_to_stay_on_host(ChunkId id);
@@ -394,6 +432,7 @@ class Policy {
   std::deque<Vacate> vacates_;
   std::deque<Transfer> transfers_;
   std::deque<Transfer> urgent_;
+  std::deque<ChunkId> readings_;
   bool activations_leave_ = false;  ///< one had to
   std::deque<ChunkId> done_with_;   ///< chunks at home on NVMe, of which the device has had its last use in this pass
   std::array<std::uint64_t, tier_count> chunk_bytes_{};  ///< chunks' share of each budget
@@ -405,6 +444,9 @@ class Policy {
   std::uint64_t passing_bytes_ = 0;   ///< on their way to the host only to leave it again
   std::array<std::uint64_t, tier_count> sending_bytes_{};  ///< of transfers in flight, by the tier they read
   std::uint64_t in_flight_ = 0;                            ///< transfers issued, not yet reported
+  std::uint64_t unread_ = 0;                               ///< chunks at home on NVMe that are to be read on arrival
+  std::uint64_t unread_room_ = 0;                          ///< what the largest of them takes on the host
+  std::uint64_t under_reading_ = 0;                        ///< chunks that are read, or given out for that
   std::uint64_t clock_ = 0;                                ///< logical time of uses
   std::exception_ptr failure_;
   const std::size_t prefetch_depth_;

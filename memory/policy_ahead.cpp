@@ -297,6 +297,7 @@ Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t 
   const std::uint64_t others = std::max(used_by_others, forecast.schedule()->program_peak(forecast.cursor(), position));
   Rooms wanted = room_wanted_before(position, tier);
   wanted += rooms;
+  wanted.bytes += tier == Tier::host ? room_kept_to_read() : 0;
   const auto fits = [&](std::uint64_t chunk_bytes) {
     return chunk_bytes + wanted.bytes + others <= budgets_[at]->capacity();
   };

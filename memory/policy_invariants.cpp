@@ -17,6 +17,7 @@ void Policy::check_invariants() const {
   std::uint64_t limited = 0;
   std::uint64_t arriving = 0;
   std::uint64_t outgoing = 0;
+  std::uint64_t being_read = 0;
   std::array<std::uint64_t, tier_count> sending{};
   for (const Residency& chunk : chunks_) {
     const ChunkInfo& info = chunk.info();
@@ -34,12 +35,16 @@ void Policy::check_invariants() const {
       require(copy.write_pins <= copy.pins, "a write pin is a pin");
       require(copy.pins == 0 || copy.state == CopyState::valid || copy.state == CopyState::arriving,
               "a pinned copy is there or arriving");
-      require(copy.state != CopyState::leaving || copy.outgoing > 0, "a leaving copy is being written back");
+      require(copy.state != CopyState::leaving || copy.outgoing > 0 || (tier == Tier::host && chunk.being_read),
+              "a leaving copy is being written back, or read still");
       require(copy.state != CopyState::reserved || tier == info.home, "only a home keeps room without bytes");
       require(copy.outgoing == 0 || copy.readable(), "a transfer reads a copy that is there");
     }
+    require(!chunk.being_read || chunk.at(Tier::host).readable(), "what is read on the host is there");
+    being_read += chunk.being_read ? 1 : 0;
     require(!chunk.waits_for_update || chunk.at(Tier::device).readable(), "what waits on the device is there");
   }
+  require(being_read == under_reading_, "every chunk being read is counted");
   require(arriving == in_flight_, "every transfer in flight arrives somewhere");
   require(outgoing <= in_flight_, "every copy being read is read by a transfer");
   for (const Tier tier : all_tiers) {
@@ -80,7 +85,8 @@ void Policy::check_invariants() const {
             "held is what rests on a tier, what is pinned there, and what the program uses");
     require(budgets_[at]->needed() <= budgets_[at]->capacity(), "no tier was needed beyond its budget");
   }
-  const bool something_comes = in_flight_ > 0 || vacating_bytes_ != std::array<std::uint64_t, tier_count>{};
+  const bool something_comes =
+      in_flight_ > 0 || under_reading_ > 0 || vacating_bytes_ != std::array<std::uint64_t, tier_count>{};
   const Lane& host = lanes_[index_of(Tier::host)];
   const bool can_wait = waiting() == host.queue.size() && !host.queue.empty() && is_patient(*host.queue.front());
   require(waiting() == 0 || something_comes || can_wait, "who waits, waits for something in flight");

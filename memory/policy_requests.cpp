@@ -51,6 +51,7 @@ void Policy::begin_access(const ChunkAccess& access, bool in_schedule) {
   chunk.at(access.tier).can_wait = false;
   if (access.mode == Access::write) {
     chunk.blank = false;
+    ++chunk.writes;
     supersede_others(access.chunk, access.tier);
   }
   ScheduleBook::Progress progress = ScheduleBook::Progress::goes_on;
@@ -215,7 +216,7 @@ Policy::Progress Policy::advance_room(Request& request) {
                                      .is_limited = rooms.limited > 0}));
       return Progress::done;
     }
-    if (in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0) {
+    if (may_become_free(tier)) {
       wait_for_room(request, tier);
       return Progress::blocked;
     }
@@ -295,7 +296,7 @@ bool Policy::advance_access(Request& request, std::size_t position) {
                                      .further_bytes = room_wanted_after(request, position)}));
       return false;
     }
-    if (in_flight_ > 0 || vacating_bytes_[index_of(access.tier)] > 0) {
+    if (may_become_free(access.tier)) {
       wait_for_room(request, access.tier);
       return false;
     }

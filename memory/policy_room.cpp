@@ -96,11 +96,15 @@ bool Policy::make_room(Tier tier, const Rooms& rooms) {
   for (Rooms missing = shortage(tier, rooms); missing != Rooms{}; missing = shortage(tier, rooms)) {
     const std::optional<ChunkId> id = victim(tier, std::nullopt, missing.bytes == 0);
     if (!id) {
-      return in_flight_ > 0 || vacating_bytes_[index_of(tier)] > 0;
+      return may_become_free(tier);
     }
     // To write one that is wanted sooner would take longer.
     if (chunks_[*id].info().kind == Kind::activation && !chunks_[*id].is_spare(tier) &&
         being_cleaned(tier, distance_of(*id, tier)) >= missing.bytes) {
+      return true;
+    }
+    // It will pass the host once others have.
+    if (tier == Tier::device && is_to_pass_host(*id) && coming_free_on_host() > 0 && in_flight_ + under_reading_ > 0) {
       return true;
     }
     evict(*id, tier, TransferPriority::demand);
@@ -210,7 +214,10 @@ std::optional<ChunkId> Policy::victim(Tier tier, std::optional<std::uint64_t> di
       continue;
     }
     const bool clean = chunks_[id].is_spare(tier);
-    if (distance && !clean && tier == Tier::device && (was_read_in_pass(id) || chunks_[id].waits_for_update)) {
+    // What waits and is on the host as well is so for a moment only.
+    if (distance && tier == Tier::device &&
+        (chunks_[id].waits_for_update ? !clean || chunks_[id].passes_host
+                                      : !clean && (was_read_in_pass(id) || is_to_pass_host(id)))) {
       continue;
     }
     const double worth = (is_made_anew_before_use(id, tier) ? 0 : each_of(away)) +
@@ -235,6 +242,7 @@ bool Policy::can_leave(ChunkId id, Tier tier) const {
   const Residency::Copy& copy = chunk.at(tier);
   // Where the home is just being filled, its copy has to come first: nothing else can be brought there.
   return copy.state == CopyState::valid && copy.pins == 0 && copy.outgoing == 0 && chunk.info().home != tier &&
+         !(tier == Tier::host && chunk.being_read) &&
          (chunk.is_spare(tier) || chunk.at(chunk.info().home).state != CopyState::arriving);
 }
 

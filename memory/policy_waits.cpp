@@ -61,6 +61,9 @@ Wait Policy::wait_of(const Request& request) const {
     if (const auto to = arrival_awaited(*missing)) {
       return {on_the_way(chunks_[missing->chunk].at(*to).source, *to), missing->chunk};
     }
+    if (chunks_[missing->chunk].being_read && chunks_[missing->chunk].at(missing->tier).readable()) {
+      return {StallCause::update, missing->chunk};
+    }
   }
   const Tier lane = lane_of(request);
   if (const auto& queue = lanes_[index_of(lane)].queue; !queue.empty() && queue.front() != &request) {

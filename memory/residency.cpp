@@ -69,8 +69,9 @@ bool Residency::is_spare(Tier tier) const noexcept {
 }
 
 bool Residency::in_flight() const noexcept {
-  return std::any_of(copies_.begin(), copies_.end(),
-                     [](const Copy& copy) { return copy.state == CopyState::arriving || copy.outgoing > 0; });
+  return being_read || std::any_of(copies_.begin(), copies_.end(), [](const Copy& copy) {
+           return copy.state == CopyState::arriving || copy.outgoing > 0;
+         });
 }
 
 bool Residency::pinned_elsewhere(Tier tier) const noexcept {

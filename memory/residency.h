@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "memory/chunk.h"
@@ -62,7 +63,7 @@ class Residency {
   /// Whether a tier on the way from `tier` home, or the home, holds the bytes too: the copy can be dropped, and the
   /// bytes do not come home by a longer way. So can one that is blank.
   bool is_spare(Tier tier) const noexcept;
-  /// Whether a transfer reads or writes any copy.
+  /// Whether a transfer or a reader (see Policy::next_reading) is at any copy.
   bool in_flight() const noexcept;
   /// Whether a copy on a tier other than `tier` is pinned.
   bool pinned_elsewhere(Tier tier) const noexcept;
@@ -79,6 +80,12 @@ class Residency {
   bool waits_for_update = false;
   /// It is on its way from the device to NVMe and leaves the host as soon as it is there.
   bool passes_host = false;
+  std::uint64_t writes = 0;  ///< accesses that may have changed its bytes, so far
+  /// Somebody is to read it on the host as soon as it comes there with more writes than that.
+  std::optional<std::uint64_t> read_after_writes;
+  bool being_read = false;  ///< so it stays there as it is until then
+
+  bool is_to_be_read() const noexcept { return read_after_writes && writes > *read_after_writes; }
   /// Of an activation: what had its place in the last pass had to leave the device before it was read, and so will
   /// this.
   bool is_expected_to_leave = false;

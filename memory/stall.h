@@ -19,7 +19,7 @@ enum class StallCause : std::uint8_t {
   device_room,     ///< something has to leave the device first
   host_room,       ///< something has to leave the host first
   nvme_room,       ///< something has to leave NVMe first
-  update           ///< another thread updates what is wanted
+  update           ///< another thread updates what is wanted, or sums it up for the gradient norm
 };
 inline constexpr std::size_t stall_cause_count = 7;
 inline constexpr std::array<StallCause, stall_cause_count> all_stall_causes{

@@ -113,17 +113,7 @@ void clear_states(const UpdateRun& run) {
 /// Bytes of gradients from which on more of them make threads no busier.
 constexpr std::uint64_t summed_together = std::uint64_t{256} << 20U;
 
-double sum_of_block(const Segment& segment, const Operand& gradient, std::size_t index) {
-  const std::uint64_t first = std::uint64_t{index} * BlockOfSquares::kElements;
-  const std::uint64_t end = segment.element_offset + std::min(segment.elements, first + BlockOfSquares::kElements);
-  BlockOfSquares block;
-  for (std::uint64_t element = segment.element_offset + first; element < end;) {
-    const std::uint64_t count = std::min(gradient.in_one_piece(element), end - element);
-    block.add(segment.chunks.gradient_type, gradient.at(element).data(), static_cast<std::size_t>(count));
-    element += count;
-  }
-  return block.sum();
-}
+GradientRun run_of(const Segment& segment) { return {segment.element_offset, segment.elements}; }
 
 /// Counts the time until its end, where it is a thread of the program's that updates.
 class OwnArithmetic {
@@ -145,8 +135,8 @@ class OwnArithmetic {
 
 }  // namespace
 
-QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job)
-    : stream_(stream), threads_(threads), job_(std::move(job)) {
+QueuedUpdate::QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, const GradientSums& sums, UpdateJob job)
+    : stream_(stream), threads_(threads), sums_(sums), job_(std::move(job)) {
   const StandardArithmetic standard;
   scale_ = static_cast<float>(1 / job_.loss_scale);
   std::map<ChunkId, std::size_t> item_of;
@@ -183,18 +173,28 @@ void QueuedUpdate::count_updates() {
   }
 }
 
+std::optional<double> QueuedUpdate::known_sum_of(const Segment& segment) const {
+  return sums_.of(segment.chunks.gradient.value(), run_of(segment));
+}
+
+bool QueuedUpdate::reads_for_norm(std::size_t item) const {
+  const std::vector<std::size_t>& segments = items_[item].segments;
+  return needs_norm() && std::any_of(segments.begin(), segments.end(),
+                                     [&](std::size_t position) { return !known_sum_of(job_.segments[position]); });
+}
+
 std::vector<double> QueuedUpdate::sums_of_squares_by_segment(AccessOrigin origin) {
   std::vector<double> sums(job_.segments.size());
   // Together, as far as they can be had without room being made for them or being waited for.
-  std::vector<std::size_t> together;    // positions in parameter order
-  std::vector<Operand> gradients;       // of those,
-  std::vector<std::uint64_t> elements;  // and how many they are
-  std::deque<Pin> pins;                 // which stay where they are
+  std::vector<std::size_t> together;       // positions in parameter order
+  std::vector<GradientsOnHost> gradients;  // of those,
+  std::vector<std::uint64_t> elements;     // and how many they are
+  std::deque<Pin> pins;                    // which stay where they are
   std::uint64_t bytes = 0;
   const auto sum_up = [&] {
     const OwnArithmetic arithmetic(stream_, origin);
     const std::vector<double> of_these = sums_of_squares(elements, threads_, [&](std::size_t i, std::size_t block) {
-      return sum_of_block(job_.segments[together[i]], gradients[i], block);
+      return gradients[i].sum_of_block(run_of(job_.segments[together[i]]), block);
     });
     for (std::size_t i = 0; i < of_these.size(); ++i) {
       sums[together[i]] = of_these[i];
@@ -211,15 +211,26 @@ std::vector<double> QueuedUpdate::sums_of_squares_by_segment(AccessOrigin origin
     });
   };
   for (const Item& item : items_) {
+    std::vector<std::size_t> unknown;  // positions
+    for (const std::size_t position : item.segments) {
+      if (const std::optional<double> sum = known_sum_of(job_.segments[position])) {
+        sums[position] = *sum;
+      } else {
+        unknown.push_back(position);
+      }
+    }
+    if (unknown.empty()) {
+      continue;
+    }
     const ChunkId chunk = item.chunks.gradient.value();
     if (!pins.empty() && (bytes >= summed_together || !is_at_home_on_host(chunk))) {
       sum_up();
     }
     const std::array accesses{ChunkAccess{chunk, Tier::host, Access::read}};
     pins.push_back(stream_.acquire(accesses, origin));
-    for (const std::size_t position : item.segments) {
+    for (const std::size_t position : unknown) {
       together.push_back(position);
-      gradients.push_back({&pins.back(), 0, bytes_of(item.chunks.gradient_type)});
+      gradients.push_back({item.chunks.gradient_type, pins.back().host(0), stream_.granule_bytes()});
       elements.push_back(job_.segments[position].elements);
       bytes += elements.back() * bytes_of(item.chunks.gradient_type);
     }

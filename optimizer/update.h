@@ -14,6 +14,7 @@
 #include "memory/access_stream.h"
 #include "optimizer/element_type.h"
 #include "optimizer/gradient_report.h"
+#include "optimizer/gradient_sums.h"
 #include "optimizer/non_finite.h"
 #include "optimizer/state_format.h"
 #include "optimizer/update_rule.h"
@@ -63,8 +64,8 @@ struct UpdateJob {
 
 class QueuedUpdate {
  public:
-  /// Both outlive it.
-  QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, UpdateJob job);
+  /// All outlive it. `sums`: of what need not be read for the norm.
+  QueuedUpdate(AccessStream& stream, const UpdateThreads& threads, const GradientSums& sums, UpdateJob job);
 
   /// Sets of chunks with something to update, in the order in which the program needs them next.
   std::size_t size() const noexcept { return items_.size(); }
@@ -74,8 +75,10 @@ class QueuedUpdate {
   /// Whether updates have to wait for `find_norm`.
   bool needs_norm() const noexcept { return job_.needs_norm(); }
 
-  /// Reads all gradients, and decides whether the job is skipped. Throws what AccessStream::acquire throws.
-  /// `origin`: whether the thread is one of the program's.
+  /// Whether finding the norm has to read gradients of the set.
+  bool reads_for_norm(std::size_t item) const;
+  /// Reads the gradients whose sums are not known, and decides whether the job is skipped. Throws what
+  /// AccessStream::acquire throws. `origin`: whether the thread is one of the program's.
   void find_norm(AccessOrigin origin);
   /// Over all parameters, before clipping; nothing where it has not been found.
   std::optional<double> norm() const noexcept { return norm_; }
@@ -95,12 +98,14 @@ class QueuedUpdate {
   };
 
   void count_updates();
+  std::optional<double> known_sum_of(const Segment& segment) const;
   std::vector<double> sums_of_squares_by_segment(AccessOrigin origin);
   std::vector<double> norms_by_group(std::span<const double> sums_of_squares) const;
   void update(const Item& item, const Pin& pin) const;
 
   AccessStream& stream_;
   const UpdateThreads& threads_;
+  const GradientSums& sums_;
   UpdateJob job_;
   std::vector<std::int64_t> counts_;  ///< by segment: the updates, with this one
   std::vector<Item> items_;

@@ -27,7 +27,7 @@ bool is_passing(const std::exception_ptr& error) {
 }  // namespace
 
 UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads, const Processors& processors)
-    : stream_(stream), threads_(threads, processors) {
+    : stream_(stream), threads_(threads, processors), sums_(stream, threads_, processors) {
   note_instruction_set();
   stream_.set_prior_work(this);
   if (background) {
@@ -86,7 +86,8 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
       resolve(owed_.at(segment.chunks.parameter), lock, AccessOrigin::prior_work);
     }
   }
-  const auto job = std::make_shared<QueuedUpdate>(stream_, threads_, std::move(queued));
+  sums_.expect_no_more();  // the job itself reads what has not come to the host yet
+  const auto job = std::make_shared<QueuedUpdate>(stream_, threads_, sums_, std::move(queued));
   std::vector<ChunkId> owed;
   for (std::size_t position = 0; position < job->size(); ++position) {
     for (const ChunkAccess& access : job->accesses(position)) {
@@ -97,8 +98,8 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
   }
   anything_owed_ = !owed_.empty();
   std::vector<ChunkId> announced;
-  if (job->needs_norm()) {
-    for (std::size_t position = 0; position < job->size(); ++position) {
+  for (std::size_t position = 0; position < job->size(); ++position) {
+    if (job->reads_for_norm(position)) {
       announced.push_back(*job->chunks(position).gradient);
     }
   }

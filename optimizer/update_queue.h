@@ -56,6 +56,11 @@ class UpdateQueue final : public PriorWork {
   UpdateTicket submit(UpdateJob job);
   /// Queues a job that needs no norm behind those before. Where it throws, the job is not queued.
   void add(UpdateJob job);
+  /// Backward is probably done with the gradients in these runs of a chunk: they are summed up for the norm of the job
+  /// that comes. Any thread.
+  void expect_job_with(ChunkId gradient, ElementType type, std::vector<GradientRun> runs) {
+    sums_.expect(gradient, type, std::move(runs));
+  }
   /// Does or waits for the oldest, so that no more sets are left than the background can be kept busy with: what they
   /// hold, such as gradients, is let go of.
   void keep_few();
@@ -114,6 +119,7 @@ class UpdateQueue final : public PriorWork {
 
   AccessStream& stream_;
   const UpdateThreads threads_;
+  GradientSums sums_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;

@@ -32,7 +32,7 @@ Case real(const char* name, StatesRest states, Computation computation = Computa
           [=](const auto& nvme, const auto& options) { return run_real_case(states, computation, nvme, options); }};
 }
 
-/// Each bound with the parameters on the host, on NVMe and on both, and with four micro-batches.
+/// Each bound with the parameters on the host, on NVMe and on both, with four micro-batches, and with clipping.
 std::vector<Case> make_cases() {
   std::vector<Case> cases;
   for (const auto& [name, bound] : {std::pair{"compute-bound", Bound::compute}, std::pair{"link-bound", Bound::link},
@@ -42,6 +42,7 @@ std::vector<Case> make_cases() {
     cases.push_back(stand_in(base + "-nvme", {.bound = bound, .nvme_share = 1}));
     cases.push_back(stand_in(base + "-mixed", {.bound = bound, .nvme_share = 0.5}));
     cases.push_back(stand_in(base + "-x4", {.bound = bound, .micro_batches = 4}));
+    cases.push_back(stand_in(base + "-clipped", {.bound = bound, .clips = true}));
   }
   cases.push_back(real("real-resident", StatesRest::host));
   cases.push_back(real("real-nvme", StatesRest::nvme));

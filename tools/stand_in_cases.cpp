@@ -182,11 +182,11 @@ std::string in_words(const Needs& needs, const Setting& setting) {
   std::array<char, 240> text;
   std::snprintf(
       text.data(), text.size(),
-      "%.1fM fp32 parameters, %.0f%% of them on NVMe, gradients there, %d micro-batches, device %.0f MiB, host room "
+      "%.1fM fp32 parameters, %.0f%% of them on NVMe, gradients there%s, %d micro-batches, device %.0f MiB, host room "
       "%.0f MiB, link %.2f GB/s, drive %.2f GB/s, compute %.0f ms",
-      needs.parameters / kElementBytes / 1e6, 100 * needs.which.nvme_share, needs.which.micro_batches,
-      kDeviceBytes / kMiB, kHostRoom / kMiB, setting.link_rate / 1e9, setting.drive_rate / 1e9,
-      1e3 * setting.compute_seconds);
+      needs.parameters / kElementBytes / 1e6, 100 * needs.which.nvme_share, needs.which.clips ? " and clipped" : "",
+      needs.which.micro_batches, kDeviceBytes / kMiB, kHostRoom / kMiB, setting.link_rate / 1e9,
+      setting.drive_rate / 1e9, 1e3 * setting.compute_seconds);
   return text.data();
 }
 
@@ -217,6 +217,7 @@ class Steps {
       session_.manage(*model);
       // A learning rate of 0 leaves parameters, and so the loss, as they are; the update costs the same.
       optimizer_.emplace(session_, torch::optim::AdamWOptions(0.0));
+      if (needs.which.clips) optimizer_->max_gradient_norm(1.0);
       stand_in_.emplace(model, uses);
       stand_in_->set_compute_seconds(setting.compute_seconds / micro_batches_);
       step();

@@ -12,6 +12,7 @@ struct StandInCase {
   Bound bound = Bound::compute;
   double nvme_share = 0;  ///< of the parameters: rests on NVMe, the others on the host
   int micro_batches = 1;
+  bool clips = false;  ///< gradients, by their norm
 };
 
 /// Chooses the compute time and the rates of link and drive (see paced_engine.h), within what was measured here, so

@@ -122,7 +122,9 @@ class Replay {
     if (choice < 518) return announce();
     if (choice < 540) return driver_.set_update_queued(random_chunk(), chance(300)), true;
     if (choice < 541) return chunks_.size() > 20 && remove_chunk();
-    if (choice < 650) return report_vacate();
+    if (choice < 560) return driver_.set_read_on_arrival(random_chunk(), chance(900)), true;
+    if (choice < 600) return end_reading();
+    if (choice < 680) return report_vacate();
     return !driver_.in_flight().empty() && end_transfer();
   }
 
@@ -205,6 +207,13 @@ class Replay {
     Call* call = granted_[position];
     granted_.erase(granted_.begin() + static_cast<std::ptrdiff_t>(position));
     driver_.release(*call);
+    return true;
+  }
+
+  bool end_reading() {
+    if (driver_.being_read().empty()) return false;
+    driver_.end_reading(below(driver_.being_read().size()));
+    ++seen_["read on the host"];
     return true;
   }
 
@@ -326,8 +335,9 @@ TEST(PolicyReplay, invariants_and_contents_hold_through_100000_random_events) {
     for (const auto& [what, count] : outcome.seen) seen[what] += count;
   }
   // The events reached what they are meant to reach.
-  for (const char* what : {"move", "fill", "vacate", "granted", "refused: no memory", "refused: held elsewhere",
-                           "refused: failure", "failed fetch", "failed fill", "wanted on its way", "chunk removed"}) {
+  for (const char* what :
+       {"move", "fill", "vacate", "granted", "refused: no memory", "refused: held elsewhere", "refused: failure",
+        "failed fetch", "failed fill", "wanted on its way", "chunk removed", "read on the host"}) {
     EXPECT_GT(seen[what], 0) << what;
   }
   EXPECT_EQ(seen["refused: unknown"], 0);

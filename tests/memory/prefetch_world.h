@@ -61,12 +61,14 @@ class PrefetchWorld : public SimulatedDriver {
   void give_up_rooms() {
     while (unreported_vacates() > 0) report_vacate();
   }
+  /// Carries out one thing; what is being read on the host when there is nothing else.
+  void go_on() { unreported_vacates() > 0 ? report_vacate() : in_flight().empty() ? end_reading() : finish(); }
   /// Carries out one thing after the other until `stop()`; false where nothing is left before.
   template <class Stop>
   bool run_until(Stop&& stop) {
     while (!stop()) {
       if (idle()) return false;
-      unreported_vacates() > 0 ? report_vacate() : finish();
+      go_on();
     }
     return true;
   }

@@ -185,6 +185,10 @@ class SimulatedDriver {
     policy_.set_update_queued({&chunk, 1}, queued);
     after_event();
   }
+  void set_read_on_arrival(ChunkId chunk, bool wanted) {
+    policy_.set_read_on_arrival(chunk, wanted);
+    after_event();
+  }
   /// The transfers for which somebody came to wait after they were started, since the last call.
   std::vector<Transfer> take_urgent() { return std::exchange(urgent_, {}); }
 
@@ -198,7 +202,9 @@ class SimulatedDriver {
 
   const std::vector<Transfer>& in_flight() const { return in_flight_; }
   std::size_t unreported_vacates() const { return vacated_.size(); }
-  bool idle() const { return in_flight_.empty() && vacated_.empty(); }
+  /// Chunks that are being read on the host.
+  const std::vector<ChunkId>& being_read() const { return being_read_; }
+  bool idle() const { return in_flight_.empty() && vacated_.empty() && being_read_.empty(); }
 
   /// Reports a transfer in flight as done.
   void finish(std::size_t position = 0) {
@@ -221,6 +227,14 @@ class SimulatedDriver {
     after_event();
   }
 
+  /// Reports a chunk that was being read as read.
+  void end_reading(std::size_t position = 0) {
+    const ChunkId chunk = being_read_.at(position);
+    being_read_.erase(being_read_.begin() + static_cast<std::ptrdiff_t>(position));
+    policy_.reading_done(chunk);
+    after_event();
+  }
+
   /// Reports a carried out vacate.
   void report_vacate(std::size_t position = 0) {
     const Vacate vacate = vacated_.at(position);
@@ -236,6 +250,8 @@ class SimulatedDriver {
       require(events < endless, "what is under way ends");
       if (!vacated_.empty()) {
         report_vacate();
+      } else if (!being_read_.empty()) {
+        end_reading();
       } else {
         finish();
       }
@@ -304,6 +320,7 @@ class SimulatedDriver {
     see_grants();
     take_vacates();
     take_transfers();
+    take_readings();
     check();
   }
 
@@ -360,8 +377,21 @@ class SimulatedDriver {
     }
   }
 
+  void take_readings() {
+    while (const auto chunk = policy_.next_reading()) {
+      require(std::count(being_read_.begin(), being_read_.end(), *chunk) == 0, "nothing is read twice at a time");
+      being_read_.push_back(*chunk);
+    }
+  }
+
   void check() const {
     policy_.check_invariants();
+    for (const ChunkId chunk : being_read_) {
+      const Contents& contents = contents_.at(chunk);
+      const auto& version = contents.versions[index_of(Tier::host)];
+      require(version.has_value(), "what is being read on the host is there");
+      require(contents.dead || *version == contents.newest, "and has the newest contents");
+    }
     const auto patient = std::count_if(calls_.begin(), calls_.end(),
                                        [](const auto& call) { return call->request.patient && call->waiting(); });
     require(policy_.waiting() <= static_cast<std::size_t>(patient) || !idle(),
@@ -387,6 +417,7 @@ class SimulatedDriver {
   std::vector<Transfer> in_flight_;
   std::vector<Transfer> urgent_;
   std::vector<Vacate> vacated_;
+  std::vector<ChunkId> being_read_;
   std::vector<Action> actions_;
   std::vector<Contents> contents_;
   std::uint64_t last_version_ = 0;
