@@ -44,7 +44,8 @@ struct ParkedGradient {
   }
 
   std::vector<std::pair<std::thread::id, at::Tensor>> by_thread;  ///< one, but where threads train one parameter
-  const void* restore = nullptr;                                  ///< the hook that puts it back
+  const void* park = nullptr;                                     ///< the hook that sets it aside
+  const void* restore = nullptr;                                  ///< and the one that puts it back
 };
 
 namespace {
@@ -182,10 +183,24 @@ void Gradients::watch(ManagedParameter& parameter) {
       parameter.tensor.requires_grad() ? autograd::impl::grad_accumulator(parameter.tensor) : known;
   if (accumulator != known) {
     parameter.accumulator = accumulator;
-    accumulator->add_pre_hook(std::make_unique<Park>(weak_from_this(), *accumulator, parameter));
+    auto park = std::make_unique<Park>(weak_from_this(), *accumulator, parameter);
+    parameter.parked->park = park.get();
+    accumulator->add_pre_hook(std::move(park));
   }
   parameter.storage->keep(accumulator);
   hook_restore(parameter);
+}
+
+void Gradients::hook_last(const ManagedParameter& parameter) {
+  const auto accumulator = parameter.accumulator.lock();
+  if (accumulator == nullptr) {
+    return;
+  }
+  auto& hooks = accumulator->pre_hooks();
+  const auto is_ours = [&](const auto& hook) { return hook.get() == parameter.parked->park; };
+  if (const auto ours = std::find_if(hooks.begin(), hooks.end(), is_ours); ours != hooks.end()) {
+    std::rotate(ours, ours + 1, hooks.end());
+  }
 }
 
 void Gradients::hook_restore(ManagedParameter& parameter) {

@@ -36,6 +36,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// object.
   void watch(ManagedParameter& parameter);
 
+  /// Has what a hook of the program, added to the accumulator since, does before a gradient is added see what is
+  /// accumulated: ours, which sets that aside, comes last again. Not while a backward runs.
+  static void hook_last(const ManagedParameter& parameter);
+
   /// Moves an ordinary gradient of the parameter, set by whatever route, into its managed run, unless it is one to
   /// leave alone.
   void adopt_unless_seen(ManagedParameter& parameter);

@@ -254,6 +254,9 @@ void SessionState::notice_pass(Pass pass, std::span<const OpOperand> operands,
       return;
     }
     first = managed->storage->chunk();
+    if (pass == Pass::with_graph) {
+      std::for_each(parameters_.begin(), parameters_.end(), Gradients::hook_last);
+    }
     if (pass == Pass::with_graph && places_gradients_by_notes()) {
       step_clock_.begin_forward(moment());
       is_in_forward_ = true;

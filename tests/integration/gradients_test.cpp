@@ -334,6 +334,30 @@ TEST(Gradients, parameters_without_one_are_skipped_by_the_step) {
   });
 }
 
+TEST(Gradients, that_are_accumulated_are_seen_by_hooks_of_the_accumulator_set_after_manage) {
+  struct Decay : torch::autograd::FunctionPreHook {
+    explicit Decay(at::Tensor& of) : parameter(of) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+      const torch::NoGradGuard no_grad;
+      if (parameter.grad().defined()) parameter.mutable_grad().mul_(0.5);
+      return gradients;
+    }
+    at::Tensor& parameter;
+  };
+  expect_the_bits_of_unmanaged([](GradientWorld& world) {
+    Tensors results;
+    const auto accumulator = torch::autograd::impl::grad_accumulator(world.weight(1));
+    for (int step = 0; step < 3; ++step) {
+      if (step > 0) accumulator->add_pre_hook(std::make_unique<Decay>(world.weight(1)));
+      world.backward();
+      world.backward();
+      add_gradients(world, results);
+      world.step();
+    }
+    return results;
+  });
+}
+
 TEST(Gradients, of_a_complex_parameter_are_complex_and_add_up) {
   const auto trained = [](std::optional<Session> session) {
     torch::manual_seed(3);
