@@ -6,7 +6,7 @@ namespace terrace {
 
 void LastGradients::begin_step(std::span<ManagedParameter* const> trained) {
   for (auto& [set, count] : counts_) {
-    count = {.now = 0, .last_step = count.now};
+    count = {.now = 0, .last_one = count.now > 0 ? count.now : count.last_one};
   }
   for (ManagedParameter* const parameter : trained) {
     if (!parameter->before_accumulation) {
@@ -28,7 +28,7 @@ void LastGradients::end(SessionState& state) {
 
 void LastGradients::count(std::uint32_t chunk_set) {
   Count& count = counts_[chunk_set];
-  if (++count.now == count.last_step) {
+  if (++count.now == count.last_one) {
     last_(chunk_set);
   }
 }

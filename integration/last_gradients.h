@@ -1,5 +1,5 @@
-/// Tells when backward has probably added the last gradient of a step to a set of chunks: as many as in the step
-/// before.
+/// Tells when backward probably adds the last gradient of a step to a set of chunks: as many as in the last step that
+/// trained it.
 ///
 /// Where a step goes otherwise nobody is told, or too early: what is made of it has to bear that.
 ///
@@ -37,7 +37,7 @@ class LastGradients {
  private:
   struct Count {
     std::uint64_t now = 0;
-    std::uint64_t last_step = 0;
+    std::uint64_t last_one = 0;  ///< of the last step that had any
   };
 
   void count(std::uint32_t chunk_set);

@@ -8,14 +8,14 @@
 /// rest is called under it. It is recursive because ops run while it is held, and because a program's own hooks may
 /// call `step`. Ops take it for a look-up only, and most not at all.
 ///
-/// While it is held, only transfers, storages on their way and updates are waited for, and none ever asks for it: an
-/// update runs no ops, and when it lets go of gradients it calls Gradients::notice_dead_storages, which takes the
-/// mutexes below this one only. Nobody waits for another thread's pin, and for an op that was refused its operands (see
-/// OpenStorages) a few milliseconds only. So whoever holds it goes on by himself.
+/// While it is held, only transfers, readers, storages on their way and updates are waited for, and none ever asks for
+/// it: an update runs no ops, and when it lets go of gradients it calls Gradients::notice_dead_storages, which takes
+/// the mutexes below this one only. Nobody waits for another thread's pin, and for an op that was refused its operands
+/// (see OpenStorages) a few milliseconds only. So whoever holds it goes on by himself.
 ///
 /// Order: LibTorch's mutex of a node; that of the generators, then a RecomputedBlock's; the program mutex; that of the
-/// spillable storages; the update queue's or that of Gradients; the AccessStream's. The registry's and `error_mutex_`
-/// are taken last.
+/// spillable storages; the update queue's or that of Gradients; that of GradientSums; the AccessStream's. The
+/// registry's and `error_mutex_` are taken last.
 #pragma once
 
 #include <atomic>

@@ -205,6 +205,7 @@ void AccessStream::set_updates_awaited(bool awaited) {
 void AccessStream::set_read_on_arrival(ChunkId chunk, bool wanted) {
   const Lock lock(mutex_);
   policy_.set_read_on_arrival(chunk, wanted);
+  carry_out(lock);
 }
 
 std::optional<HostReading> AccessStream::await_reading(const std::atomic<bool>& stop) {

@@ -84,6 +84,11 @@ void Policy::submit(Request& request) {
     request.verdict = Request::Verdict::granted;
     advance();
   } else {
+    for (const ChunkAccess& access : request.accesses) {
+      if (access.mode == Access::write) {
+        withdraw_reading(access.chunk);
+      }
+    }
     lanes_[index_of(lane_of(request))].queue.push_back(&request);
     advance();
   }
@@ -118,8 +123,8 @@ void Policy::transfer_done(const Transfer& transfer) {
 
 void Policy::arrived_on_host(ChunkId id) {
   const Residency& chunk = chunks_[id];
-  const Residency::Copy& copy = chunk.at(Tier::host);
-  const bool is_to_be_read = chunk.is_to_be_read() && copy.readable() && copy.write_pins == 0;
+  const bool waits_to_write = chunk.at(Tier::host).write_pins > 0 || chunk.changing_elsewhere(Tier::host);
+  const bool is_to_be_read = chunk.is_to_be_read() && chunk.at(Tier::host).readable() && !waits_to_write;
   if (!(chunk.waits_for_update && is_to_be_read)) {  // what waits on the device is here for its reader alone
     end_passing(id);
   }
@@ -152,6 +157,7 @@ void Policy::leave_if_unread(ChunkId id, Tier tier) {
 
 void Policy::set_read_on_arrival(ChunkId id, bool wanted) {
   forget_reading(id);
+  withdraw_reading(id);
   Residency& chunk = chunks_.at(id);
   if (wanted && !chunk.removed) {
     chunk.read_after_writes = chunk.writes;
@@ -160,12 +166,17 @@ void Policy::set_read_on_arrival(ChunkId id, bool wanted) {
       unread_room_ = std::max(unread_room_, chunk.info().room_bytes[index_of(Tier::host)]);
     }
   }
+  advance();
 }
 
 void Policy::forget_reading(ChunkId id) {
   const bool was_wanted = std::exchange(chunks_.at(id).read_after_writes, std::nullopt).has_value();
   if (was_wanted && chunks_[id].info().home == Tier::nvme && --unread_ == 0) {
     unread_room_ = 0;
+  }
+  if (was_wanted) {  // others may have the room that was kept for it
+    lanes_[index_of(Tier::host)].ahead_is_full = false;
+    is_settled_ = false;
   }
 }
 
@@ -180,6 +191,11 @@ void Policy::reading_done(ChunkId id) {
   if (!chunks_.at(id).being_read) {
     throw LogicError("policy: " + describe(chunks_[id].info()) + " was read, which was not to be");
   }
+  end_reading(id);
+  advance();
+}
+
+void Policy::end_reading(ChunkId id) {
   chunks_[id].being_read = false;
   --under_reading_;
   is_settled_ = false;
@@ -187,7 +203,12 @@ void Policy::reading_done(ChunkId id) {
   leave_if_unread(id, Tier::host);
   drop_if_dead(id);
   end_passing(id);
-  advance();
+}
+
+void Policy::withdraw_reading(ChunkId id) {
+  if (std::erase(readings_, id) > 0) {
+    end_reading(id);
+  }
 }
 
 void Policy::transfer_failed(const Transfer& transfer, std::exception_ptr error) {

@@ -162,7 +162,8 @@ class Policy {
   /// to be dead. Ends with the next write or discard too.
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
   /// Whether the chunk's bytes are to be read on the host once (see next_reading): as soon as they come there after the
-  /// write that follows. Ends with that, and with a discard. Of a chunk that is no more nothing happens.
+  /// write that follows. Ends with that, and with a discard; and unless a reader has begun, where it is not wanted any
+  /// more or somebody waits to write. Of a chunk that is no more nothing happens.
   void set_read_on_arrival(ChunkId chunk, bool wanted);
   /// Who was given the chunk to read has done so.
   void reading_done(ChunkId chunk);
@@ -266,6 +267,10 @@ class Policy {
   void start_transfer(const Transfer& transfer);
   void start_reading(ChunkId id);
   void forget_reading(ChunkId id);
+  /// It was given out and nobody has begun: ends it.
+  void withdraw_reading(ChunkId id);
+  /// Nobody reads it on the host any more.
+  void end_reading(ChunkId id);
   /// The copy is read now, if it is to be, and leaves the host if that was only on its way.
   void arrived_on_host(ChunkId id);
   /// It leaves the host, if it was only on its way.

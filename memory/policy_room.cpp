@@ -103,8 +103,9 @@ bool Policy::make_room(Tier tier, const Rooms& rooms) {
         being_cleaned(tier, distance_of(*id, tier)) >= missing.bytes) {
       return true;
     }
-    // It will pass the host once others have.
-    if (tier == Tier::device && is_to_pass_host(*id) && coming_free_on_host() > 0 && in_flight_ + under_reading_ > 0) {
+    // It, or one like it, will pass the host once others have.
+    if (tier == Tier::device && is_to_pass_host(*id) && is_done_with(*id) && !done_with_.empty() &&
+        coming_free_on_host() > 0 && in_flight_ + under_reading_ > 0) {
       return true;
     }
     evict(*id, tier, TransferPriority::demand);

@@ -6,7 +6,8 @@
 /// near to the device, if that is enough. With less than a hardware thread for each link they would wait for each other
 /// and for the update while computation waits for them, and run on any.
 ///
-/// Where nothing is left, updates run while the program waits for them, and everybody on any hardware thread.
+/// Where nothing is left, updates run while the program waits for them, and everybody on any hardware thread; what is
+/// summed up of gradients for their norm, by one thread, is beside computation all the same.
 ///
 /// What computation owns the update leaves to it. Its threads are the program's, and are not bound.
 #pragma once

@@ -1,6 +1,8 @@
 #include "optimizer/gradient_sums.h"
 
 #include <algorithm>
+#include <iterator>
+#include <new>
 #include <utility>
 
 #include "base/clock.h"
@@ -29,10 +31,13 @@ GradientSums::GradientSums(AccessStream& stream, const UpdateThreads& threads, c
     : stream_(stream),
       threads_(threads),
       thread_(start_thread<std::thread>("optimizer: starting the thread that sums up gradients", processors,
-                                        [this] { sum_up(); })) {}
+                                        [this] { work(); })) {}
 
 GradientSums::~GradientSums() {
-  expect_no_more();
+  std::vector<ChunkId> gradients;
+  std::transform(expected_.begin(), expected_.end(), std::back_inserter(gradients),
+                 [](const auto& each) { return each.first; });
+  expect_no_more(gradients);
   stopping_ = true;
   stream_.wake_reader();
   thread_.join();
@@ -40,7 +45,7 @@ GradientSums::~GradientSums() {
 
 void GradientSums::expect(ChunkId gradient, ElementType type, std::vector<GradientRun> runs) {
   const std::lock_guard lock(mutex_);
-  expected_[gradient] = {.type = type, .runs = std::move(runs), .sums = {}, .writes = 0};
+  expected_[gradient] = {.type = type, .runs = std::move(runs), .sums = {}, .writes = 0, .generation = ++generations_};
   stream_.set_read_on_arrival(gradient, true);
 }
 
@@ -58,43 +63,50 @@ std::optional<double> GradientSums::of(ChunkId gradient, const GradientRun& run)
   return known.sums[static_cast<std::size_t>(at - known.runs.begin())];
 }
 
-void GradientSums::expect_no_more() {
+void GradientSums::expect_no_more(std::span<const ChunkId> gradients) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [chunk, expected] : expected_) {
-    if (expected.sums.empty()) {
-      stream_.set_read_on_arrival(chunk, false);
+  for (const ChunkId gradient : gradients) {
+    if (expected_.contains(gradient)) {
+      stream_.set_read_on_arrival(gradient, false);
     }
   }
 }
 
-void GradientSums::sum_up() {
+void GradientSums::work() {
   const StandardArithmetic standard;
   while (const std::optional<HostReading> reading = stream_.await_reading(stopping_)) {
-    std::vector<GradientRun> runs;
-    GradientsOnHost gradients{.granules = reading->host(), .granule_bytes = stream_.granule_bytes()};
-    {
-      const std::lock_guard lock(mutex_);
-      const Expected& expected = expected_.at(reading->chunk());
-      gradients.type = expected.type;
-      runs = expected.runs;
-    }
     if (stopping_) {
-      continue;  // what is held is to be let go of
+      continue;  // it is to be let go of
     }
-    const std::int64_t begin_ns = monotonic_ns();
-    std::vector<std::uint64_t> elements;
-    std::transform(runs.begin(), runs.end(), std::back_inserter(elements),
-                   [](const GradientRun& run) { return run.elements; });
-    std::vector<double> sums = sums_of_squares(elements, threads_, [&](std::size_t run, std::size_t block) {
-      return gradients.sum_of_block(runs[run], block);
-    });
-    stream_.note_update(std::nullopt, begin_ns, monotonic_ns());
+    try {
+      sum_up(*reading);
+    } catch (const std::bad_alloc&) {
+      // There is no sum, then.
+    }
+  }
+}
+
+void GradientSums::sum_up(const HostReading& reading) {
+  const std::int64_t begin_ns = monotonic_ns();
+  Expected task;
+  {
     const std::lock_guard lock(mutex_);
-    Expected& expected = expected_.at(reading->chunk());
-    if (expected.runs == runs) {
-      expected.sums = std::move(sums);
-      expected.writes = reading->writes();
-    }
+    task = expected_.at(reading.chunk());
+  }
+  const GradientsOnHost gradients{
+      .type = task.type, .granules = reading.host(), .granule_bytes = stream_.granule_bytes()};
+  std::vector<std::uint64_t> elements;
+  std::transform(task.runs.begin(), task.runs.end(), std::back_inserter(elements),
+                 [](const GradientRun& run) { return run.elements; });
+  std::vector<double> sums = sums_of_squares(elements, threads_, [&](std::size_t run, std::size_t block) {
+    return gradients.sum_of_block(task.runs[run], block);
+  });
+  stream_.note_update(std::nullopt, begin_ns, monotonic_ns());
+  const std::lock_guard lock(mutex_);
+  Expected& expected = expected_.at(reading.chunk());
+  if (expected.generation == task.generation) {
+    expected.sums = std::move(sums);
+    expected.writes = reading.writes();
   }
 }
 

@@ -3,7 +3,8 @@
 /// A gradient norm needs every gradient, and where the host has no room for all of them most have left for NVMe by the
 /// end of backward. So those that backward seems to be done with are summed up as they come to the host, by a thread of
 /// its own, which reads them where the norm would: every sum is the same to the bit. It counts as long as nothing has
-/// been written to its chunk since. Where there is none, whoever wants the norm reads the gradient.
+/// been written to its chunk since. Where there is none, for whatever reason, whoever wants the norm reads the
+/// gradient.
 ///
 /// Threads: any, several at a time.
 #pragma once
@@ -55,23 +56,26 @@ class GradientSums {
   void expect(ChunkId gradient, ElementType type, std::vector<GradientRun> runs);
   /// The run's sum of squares, if it is known and nothing was written to the chunk since.
   std::optional<double> of(ChunkId gradient, const GradientRun& run) const;
-  /// What has not come to the host yet is not waited for any more.
-  void expect_no_more();
+  /// A norm over these chunks is to be found: what is not being read of them by now is not waited for any more.
+  void expect_no_more(std::span<const ChunkId> gradients);
 
  private:
   struct Expected {
     ElementType type = ElementType::float32;
     std::vector<GradientRun> runs;
-    std::vector<double> sums;  ///< by run; empty until they are known
-    std::uint64_t writes = 0;  ///< to the chunk, before they were taken
+    std::vector<double> sums;      ///< by run; empty until they are known
+    std::uint64_t writes = 0;      ///< to the chunk, before they were taken
+    std::uint64_t generation = 0;  ///< tells it from what was expected of the chunk before
   };
 
-  void sum_up();
+  void work();
+  void sum_up(const HostReading& reading);
 
   AccessStream& stream_;
   const UpdateThreads& threads_;
   mutable std::mutex mutex_;  ///< taken before the stream's
   std::unordered_map<ChunkId, Expected> expected_;
+  std::uint64_t generations_ = 0;
   std::atomic<bool> stopping_{false};
   std::thread thread_;  // last: it uses all of the above
 };

@@ -27,7 +27,10 @@ bool is_passing(const std::exception_ptr& error) {
 }  // namespace
 
 UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads, const Processors& processors)
-    : stream_(stream), threads_(threads, processors), sums_(stream, threads_, processors) {
+    : stream_(stream),
+      threads_(threads, processors),
+      threads_of_sums_(background ? threads : 1, processors),
+      sums_(stream, threads_of_sums_, processors) {
   note_instruction_set();
   stream_.set_prior_work(this);
   if (background) {
@@ -86,7 +89,11 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
       resolve(owed_.at(segment.chunks.parameter), lock, AccessOrigin::prior_work);
     }
   }
-  sums_.expect_no_more();  // the job itself reads what has not come to the host yet
+  std::vector<ChunkId> gradients;
+  for (const Segment& segment : queued.segments) {
+    gradients.push_back(segment.chunks.gradient.value());
+  }
+  sums_.expect_no_more(gradients);  // the job itself reads what has not come to the host yet
   const auto job = std::make_shared<QueuedUpdate>(stream_, threads_, sums_, std::move(queued));
   std::vector<ChunkId> owed;
   for (std::size_t position = 0; position < job->size(); ++position) {

@@ -44,8 +44,8 @@ class UpdateQueue final : public PriorWork {
  public:
   /// Asks `stream`, which outlives it, to send accesses here. `background`: whether a thread of its own works on what
   /// is queued; otherwise whoever needs a set updates it. What the kernels lack on this CPU is noted as a fallback.
-  /// `threads`: that the arithmetic runs on. That thread, and those of oneTBB that help whoever updates, run on
-  /// `processors`.
+  /// `threads`: that the arithmetic runs on; without a background gradients are summed up ahead by one. That thread,
+  /// and those of oneTBB that help whoever updates, run on `processors`.
   UpdateQueue(AccessStream& stream, bool background, int threads, const Processors& processors = {});
   ~UpdateQueue() override;
   UpdateQueue(const UpdateQueue&) = delete;
@@ -119,6 +119,7 @@ class UpdateQueue final : public PriorWork {
 
   AccessStream& stream_;
   const UpdateThreads threads_;
+  const UpdateThreads threads_of_sums_;
   GradientSums sums_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -123,6 +123,7 @@ class Replay {
     if (choice < 540) return driver_.set_update_queued(random_chunk(), chance(300)), true;
     if (choice < 541) return chunks_.size() > 20 && remove_chunk();
     if (choice < 560) return driver_.set_read_on_arrival(random_chunk(), chance(900)), true;
+    if (choice < 563) return driver_.set_readers_begin(chance(500)), true;
     if (choice < 600) return end_reading();
     if (choice < 680) return report_vacate();
     return !driver_.in_flight().empty() && end_transfer();

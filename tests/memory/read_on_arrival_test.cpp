@@ -101,6 +101,32 @@ TEST(ReadOnArrival, a_write_waits_for_the_reader_and_a_read_does_not) {
   EXPECT_TRUE(write.granted());
 }
 
+TEST(ReadOnArrival, one_that_nobody_has_begun_ends_with_a_write_or_when_it_is_not_wanted_any_more) {
+  World world(4, 4, 4, 4);
+  for (const bool written : {false, true}) {
+    const ChunkId chunk = world.chunk(host, Kind::gradient);
+    world.set_readers_begin(false);
+    world.set_read_on_arrival(chunk, true);
+    Call& first = world.acquire({{chunk, device, writing}});
+    world.run_until([&] { return !first.waiting(); });
+    world.release(first);
+    Call& read = world.acquire({{chunk, host, reading}});
+    world.run_until([&] { return !read.waiting(); });
+    world.release(read);
+    EXPECT_TRUE(world.policy().has_readings());
+    if (written) {
+      Call& write = world.acquire({{chunk, device, writing}});
+      EXPECT_TRUE(write.granted());
+      world.release(write);
+    } else {
+      world.set_read_on_arrival(chunk, false);
+    }
+    EXPECT_FALSE(world.policy().has_readings());
+    EXPECT_FALSE(world.policy().chunk(chunk).being_read);
+    world.run();
+  }
+}
+
 TEST(ReadOnArrival, a_chunk_that_is_removed_meanwhile_is_given_up_when_the_reader_is_done) {
   World world(4, 4, 4, 4);
   const ChunkId chunk = world.chunk(host, Kind::gradient);
@@ -167,11 +193,15 @@ TEST(ReadOnArrival, all_gradients_of_a_backward_are_read_though_the_host_has_roo
 TEST(ReadOnArrival, what_waits_on_the_device_for_its_update_comes_for_the_reader_and_stays_there) {
   Backward world(12, 8, 3, nvme);
   world.begin_pass(1);
+  world.take_actions();
   for (const ChunkId gradient : world.gradients) world.write(gradient);
   world.run();
   int waits = 0;
+  const std::vector<Action> actions = world.take_actions();
   for (const ChunkId gradient : world.gradients) {
     if (!world.policy().chunk(gradient).waits_for_update) continue;
+    EXPECT_THAT(actions, Contains(moves(gradient, device, host)));
+    EXPECT_THAT(actions, Not(Contains(moves(gradient, host, nvme))));
     ++waits;
     EXPECT_EQ(world.state(gradient, device), CopyState::valid);
     EXPECT_EQ(world.state(gradient, host), CopyState::absent);

@@ -204,7 +204,12 @@ class SimulatedDriver {
   std::size_t unreported_vacates() const { return vacated_.size(); }
   /// Chunks that are being read on the host.
   const std::vector<ChunkId>& being_read() const { return being_read_; }
-  bool idle() const { return in_flight_.empty() && vacated_.empty() && being_read_.empty(); }
+  bool idle() const { return in_flight_.empty() && vacated_.empty() && being_read_.empty() && !policy_.has_readings(); }
+  /// Whether readers begin what they are given; they do at first.
+  void set_readers_begin(bool begin) {
+    readers_begin_ = begin;
+    after_event();
+  }
 
   /// Reports a transfer in flight as done.
   void finish(std::size_t position = 0) {
@@ -246,6 +251,7 @@ class SimulatedDriver {
   /// Carries out and reports everything, oldest first, until nothing is under way.
   void run() {
     constexpr int endless = 100'000;
+    set_readers_begin(true);
     for (int events = 0; !idle(); ++events) {
       require(events < endless, "what is under way ends");
       if (!vacated_.empty()) {
@@ -378,7 +384,7 @@ class SimulatedDriver {
   }
 
   void take_readings() {
-    while (const auto chunk = policy_.next_reading()) {
+    while (const auto chunk = readers_begin_ ? policy_.next_reading() : std::nullopt) {
       require(std::count(being_read_.begin(), being_read_.end(), *chunk) == 0, "nothing is read twice at a time");
       being_read_.push_back(*chunk);
     }
@@ -418,6 +424,7 @@ class SimulatedDriver {
   std::vector<Transfer> urgent_;
   std::vector<Vacate> vacated_;
   std::vector<ChunkId> being_read_;
+  bool readers_begin_ = true;
   std::vector<Action> actions_;
   std::vector<Contents> contents_;
   std::uint64_t last_version_ = 0;

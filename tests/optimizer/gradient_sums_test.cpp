@@ -1,5 +1,6 @@
 #include "optimizer/gradient_sums.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -103,10 +104,26 @@ TEST_P(GradientSumsTest, are_forgotten_with_the_next_write) {
   EXPECT_EQ(awaited(sums_, *set.chunks.gradient, run), sum_of(set, run));
 }
 
+TEST_P(GradientSumsTest, of_other_runs_that_were_expected_before_are_not_taken_for_them) {
+  TestSet& set = world_.sets.front();
+  std::vector<GradientRun> runs = runs_of(set);
+  for (std::uint32_t round = 0; round < 200; ++round) {
+    sums_.expect(*set.chunks.gradient, set.chunks.gradient_type, runs);
+    make_gradient(world_, set, round);
+    std::reverse(runs.begin(), runs.end());
+    sums_.expect(*set.chunks.gradient, set.chunks.gradient_type, runs);
+    for (const GradientRun& run : runs) {
+      EXPECT_EQ(sums_.of(*set.chunks.gradient, run).value_or(sum_of(set, run)), sum_of(set, run));
+    }
+    make_gradient(world_, set, 1000 + round);
+    EXPECT_EQ(awaited(sums_, *set.chunks.gradient, runs.front()), sum_of(set, runs.front()));
+  }
+}
+
 TEST_P(GradientSumsTest, of_a_gradient_that_comes_too_late_are_not_taken) {
   TestSet& set = world_.sets.front();
   expect(set);
-  sums_.expect_no_more();
+  sums_.expect_no_more({{*set.chunks.gradient}});
   make_gradient(world_, set, 8);
   TestSet& next = world_.sets.back();
   expect(next);
