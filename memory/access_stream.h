@@ -201,7 +201,7 @@ class AccessStream {
   DeviceIdle device_idle() const noexcept { return places_.device_idle(); }
   /// The calling thread, one of the program's, has waited for another to update a chunk, or to find the norm.
   void note_wait_for_update(std::optional<ChunkId> chunk, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
-  /// The set of chunks in which this parameter chunk is was updated, or (without one) the norm found.
+  /// The set of chunks in which this parameter chunk is was updated, or (without one) the norm, or a part of it, found.
   void note_update(std::optional<ChunkId> parameter, std::int64_t begin_ns, std::int64_t end_ns) noexcept;
   /// The calling thread, one of the program's, has spent so long on the arithmetic of an update.
   void note_update_arithmetic(std::int64_t ns) noexcept;

@@ -50,7 +50,8 @@
 ///
 /// Events and actions are in policy.cpp, who is granted what in policy_requests.cpp and why others wait in
 /// policy_waits.cpp, room and eviction in policy_room.cpp, what is brought ahead of need in policy_ahead.cpp, what
-/// leaves the device early in policy_done_with.cpp, what must always hold in policy_invariants.cpp.
+/// leaves the device early in policy_done_with.cpp, what is read on the host beside the program in policy_readings.cpp,
+/// what must always hold in policy_invariants.cpp.
 ///
 /// Not thread-safe; AccessStream serializes it.
 #pragma once

@@ -13,10 +13,6 @@ namespace {
 /// on a machine that does other things too.
 constexpr std::uint64_t waiting_part = 2;
 
-/// Chunks for which the host keeps room while some are to be read there on arrival. Found by trying: with none or one,
-/// steps whose parameters come by the host as well take 2 to 6% longer; with more they move more from NVMe.
-constexpr std::uint64_t passing_to_be_read = 2;
-
 }  // namespace
 
 bool Policy::is_done_with(ChunkId id) const {
@@ -201,23 +197,6 @@ void Policy::clean_by_host() {
       send_home(id);
     }
   }
-}
-
-std::uint64_t Policy::room_kept_to_read() const noexcept {
-  const std::uint64_t kept = std::min(unread_, passing_to_be_read) * unread_room_;
-  return kept - std::min(kept, coming_free_on_host());
-}
-
-bool Policy::has_room_made_to_read(ChunkId id) {
-  const Rooms rooms = rooms_of(chunks_[id].info(), Tier::host);
-  while (coming_free_on_host() == 0 || shortage(Tier::host, rooms).bytes > passing_bytes_) {
-    const std::optional<ChunkId> other = victim(Tier::host, std::nullopt, false);
-    if (!other || lanes_[index_of(Tier::host)].short_of_room) {
-      return false;
-    }
-    evict(*other, Tier::host, TransferPriority::write_back);
-  }
-  return true;
 }
 
 Policy::Room Policy::room_to_stay_on_host(ChunkId id) {

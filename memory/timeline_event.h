@@ -40,7 +40,7 @@ struct StepTotals {
   std::array<std::uint64_t, link_count> bytes_moved{};
 };
 
-/// A set of chunks was updated, or (without one) the norm of all gradients found.
+/// A set of chunks was updated, or (without one) the norm of all gradients, or a part of it, found.
 struct UpdateEvent {
   std::int64_t begin_ns;
   std::int64_t end_ns;
