@@ -1,10 +1,12 @@
 /// Several threads, random events, real bytes: each thread checks what it finds under its pins against what was written
 /// there last, while drives fail now and then, the room that there is for chunks changes, chunks are removed and others
-/// added, and what is said of the future is often wrong. TERRACE_TEST_SEED repeats the choices, not their interleaving;
-/// TERRACE_TEST_EVENTS says how many of them the longest of the tests has.
+/// added, what is said of the future is often wrong, and one more thread reads what is to be read on arrival.
+/// TERRACE_TEST_SEED repeats the choices, not their interleaving; TERRACE_TEST_EVENTS says how many of them the longest
+/// of the tests has.
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -99,7 +101,11 @@ class Worker {
   bool try_event() {
     const std::uint64_t choice = below(100);
     if (choice < 40) return holds_.size() < most_pins && acquire();
-    if (choice < 80) return !holds_.empty() && release(below(holds_.size()));
+    if (choice < 78) return !holds_.empty() && release(below(holds_.size()));
+    if (choice < 80) {
+      world_.stream.set_read_on_arrival(chunks_[below(chunks_.size())]->id, below(8) > 0);
+      return true;
+    }
     if (choice < 88) return tensors_.size() < most_tensors && allocate_tensor();
     if (choice < 96) return !tensors_.empty() && free_tensor(below(tensors_.size()));
     if (choice < 97) return discard();
@@ -283,6 +289,47 @@ class Worker {
   std::string last_refusal_;
 };
 
+/// Reads what comes to the host and is to be read there, twice: nobody may write it meanwhile.
+class Reader {
+ public:
+  explicit Reader(StreamWorld& world) : world_(world) {}
+  ~Reader() { end(); }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  /// How many chunks it has read.
+  int end() {
+    stop_ = true;
+    world_.stream.wake_reader();
+    if (thread_.joinable()) thread_.join();
+    return read_;
+  }
+
+ private:
+  void run() {
+    while (const auto reading = world_.stream.await_reading(stop_)) {
+      const std::uint64_t bytes =
+          world_.stream.inspect([&](const Policy& policy) { return policy.chunk(reading->chunk()).info().bytes; });
+      const auto contents = [&] {  // without what fills up the last granule
+        std::vector<std::byte> all;
+        for (const std::byte* const piece : reading->host()) {
+          all.insert(all.end(), piece, piece + std::min<std::uint64_t>(granule, bytes - all.size()));
+        }
+        return all;
+      };
+      const std::vector<std::byte> first = contents();
+      EXPECT_EQ(world_.stream.writes(reading->chunk()), reading->writes());
+      EXPECT_EQ(contents(), first) << "chunk " << reading->chunk() << " changed while it was read";
+      ++read_;
+    }
+  }
+
+  StreamWorld& world_;
+  std::atomic<bool> stop_{false};
+  int read_ = 0;
+  std::thread thread_{[this] { run(); }};  // last: it uses all of the above
+};
+
 struct Setting {
   bool cuda = false;
   std::size_t threads = 2;  ///< at most 8
@@ -380,12 +427,14 @@ Outcome run_threads(const Setting& setting, std::uint64_t seed) {
     }
   }
 
+  Reader reader(world);
   std::deque<Worker> workers;
   for (std::size_t number = 0; number < threads; ++number) workers.emplace_back(world, number, seed, known[number]);
   {
     std::vector<std::jthread> running;
     for (Worker& worker : workers) running.emplace_back([&] { worker.run(setting.events / threads); });
   }
+  EXPECT_GT(reader.end(), 0);
   world.engine.heal();
 
   world.check_invariants();
