@@ -434,6 +434,7 @@ Outcome run_threads(const Setting& setting, std::uint64_t seed) {
     std::vector<std::jthread> running;
     for (Worker& worker : workers) running.emplace_back([&] { worker.run(setting.events / threads); });
   }
+  for (const TestChunk& chunk : chunks) world.stream.set_read_on_arrival(chunk.id, false);
   EXPECT_GT(reader.end(), 0);
   world.engine.heal();
 
