@@ -145,9 +145,10 @@ Subcommand add_adam(CLI::App& bench) {
 constexpr const char* kStepFooter =
     "Each figure is the median ratio of pairs of short rounds that take turns, with its 95% interval.\n"
     "Parameters rest on the host, in cases that end in -nvme on NVMe, in -mixed half on each; -x4 has four\n"
-    "micro-batches a step. Gradients of all these rest on NVMe. \"by phases\" is the ratio to the sum over a step's\n"
-    "phases of the largest term of each: nothing of an update begins before step(). In real-resident and real-nvme a\n"
-    "GPT computes, and in waited-nvme as much time is only waited for: what is kept of the speed of plain LibTorch.\n"
+    "micro-batches a step, and -clipped clips gradients by their norm. Gradients of all these rest on NVMe. \"by\n"
+    "phases\" is the ratio to the sum over a step's phases of the largest term of each: nothing of an update begins\n"
+    "before step(). In real-resident and real-nvme a GPT computes, and in waited-nvme as much time is only waited\n"
+    "for: what is kept of the speed of plain LibTorch.\n"
     "Examples, with a folder on the drive that is to be used:\n"
     "  terrace bench step --nvme /data/terrace                      (all cases: some hours)\n"
     "  terrace bench step --nvme /data/terrace --case balanced --case link-bound --json\n"

@@ -53,7 +53,7 @@ class BenchTest(unittest.TestCase):
         self.assertEqual(result.returncode, 2)
         self.assertIn("'fast'", result.stderr)
         cases = [bound + rest for bound in ("compute-bound", "link-bound", "nvme-bound", "balanced")
-                 for rest in ("", "-nvme", "-mixed", "-x4")]
+                 for rest in ("", "-nvme", "-mixed", "-x4", "-clipped")]
         self.assertIn(", ".join(cases + ["real-resident", "real-nvme", "waited-nvme"]), result.stderr)
 
     def test_a_case_with_states_on_nvme_needs_a_folder(self):
