@@ -89,14 +89,11 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
       resolve(owed_.at(segment.chunks.parameter), lock, AccessOrigin::prior_work);
     }
   }
-  std::vector<ChunkId> gradients;
-  for (const Segment& segment : queued.segments) {
-    gradients.push_back(segment.chunks.gradient.value());
-  }
-  sums_.expect_no_more(gradients);  // the job itself reads what has not come to the host yet
   const auto job = std::make_shared<QueuedUpdate>(stream_, threads_, sums_, std::move(queued));
+  std::vector<ChunkId> gradients;
   std::vector<ChunkId> owed;
   for (std::size_t position = 0; position < job->size(); ++position) {
+    gradients.push_back(*job->chunks(position).gradient);
     for (const ChunkAccess& access : job->accesses(position)) {
       owed_[access.chunk] = end();
       owed.push_back(access.chunk);
@@ -104,6 +101,7 @@ UpdateTicket UpdateQueue::queue(UpdateJob queued, Lock& lock) {
     items_.push_back({.job = job, .position = position});
   }
   anything_owed_ = !owed_.empty();
+  sums_.expect_no_more(gradients);  // the job itself reads what has not come to the host yet
   std::vector<ChunkId> announced;
   for (std::size_t position = 0; position < job->size(); ++position) {
     if (job->reads_for_norm(position)) {

@@ -72,6 +72,12 @@ class PrefetchWorld : public SimulatedDriver {
     }
     return true;
   }
+  /// Uses the chunk as soon as it is there, and leaves what else is under way where it is.
+  void use_once_there(ChunkId chunk, Tier tier, Access mode) {
+    Call& call = acquire({{chunk, tier, mode}});
+    run_until([&] { return !call.waiting(); });
+    release(call);
+  }
   bool has_in_flight(ChunkId chunk, Tier from, Tier to) const {
     return std::any_of(in_flight().begin(), in_flight().end(),
                        [&](const Transfer& each) { return each.chunk == chunk && each.from == from && each.to == to; });

@@ -28,9 +28,7 @@ struct Backward : World {
   }
   void write(ChunkId gradient) {
     set_read_on_arrival(gradient, true);
-    Call& call = acquire({{gradient, device, writing}});
-    run_until([&] { return !call.waiting(); });
-    release(call);
+    use_once_there(gradient, device, writing);
   }
   /// Updates are announced in the order in which parameters are used next: that of the gradients, turned around.
   void update() {
@@ -58,9 +56,7 @@ TEST(ReadOnArrival, a_chunk_is_read_once_it_comes_to_the_host_after_its_next_wri
   EXPECT_THAT(world.being_read(), IsEmpty()) << "it is there, and has not been written since";
   world.write(chunk, device);
   EXPECT_THAT(world.being_read(), IsEmpty());
-  Call& call = world.acquire({{chunk, host, reading}});
-  world.run_until([&] { return !call.waiting(); });
-  world.release(call);
+  world.use_once_there(chunk, host, reading);
   EXPECT_THAT(world.being_read(), ElementsAre(chunk));
   world.end_reading();
   world.write(chunk, device);
@@ -75,9 +71,7 @@ TEST(ReadOnArrival, one_that_is_not_wanted_any_more_or_was_discarded_is_not_read
     world.set_read_on_arrival(chunk, true);
     world.write(chunk, device);
     discarded ? world.discard(chunk) : world.set_read_on_arrival(chunk, false);
-    Call& call = world.acquire({{chunk, host, reading}});
-    world.run_until([&] { return !call.waiting(); });
-    world.release(call);
+    world.use_once_there(chunk, host, reading);
     EXPECT_THAT(world.being_read(), IsEmpty());
   }
 }
@@ -87,9 +81,7 @@ TEST(ReadOnArrival, a_write_waits_for_the_reader_and_a_read_does_not) {
   const ChunkId chunk = world.chunk(host, Kind::gradient);
   world.set_read_on_arrival(chunk, true);
   world.write(chunk, device);
-  Call& first = world.acquire({{chunk, host, reading}});
-  world.run_until([&] { return !first.waiting(); });
-  world.release(first);
+  world.use_once_there(chunk, host, reading);
   ASSERT_THAT(world.being_read(), ElementsAre(chunk));
   Call& read = world.acquire({{chunk, device, reading}});
   EXPECT_TRUE(read.granted());
@@ -107,12 +99,8 @@ TEST(ReadOnArrival, one_that_nobody_has_begun_ends_with_a_write_or_when_it_is_no
     const ChunkId chunk = world.chunk(host, Kind::gradient);
     world.set_readers_begin(false);
     world.set_read_on_arrival(chunk, true);
-    Call& first = world.acquire({{chunk, device, writing}});
-    world.run_until([&] { return !first.waiting(); });
-    world.release(first);
-    Call& read = world.acquire({{chunk, host, reading}});
-    world.run_until([&] { return !read.waiting(); });
-    world.release(read);
+    world.use_once_there(chunk, device, writing);
+    world.use_once_there(chunk, host, reading);
     EXPECT_TRUE(world.policy().has_readings());
     if (written) {
       Call& write = world.acquire({{chunk, device, writing}});
@@ -132,9 +120,7 @@ TEST(ReadOnArrival, a_chunk_that_is_removed_meanwhile_is_given_up_when_the_reade
   const ChunkId chunk = world.chunk(host, Kind::gradient);
   world.set_read_on_arrival(chunk, true);
   world.write(chunk, device);
-  Call& call = world.acquire({{chunk, host, reading}});
-  world.run_until([&] { return !call.waiting(); });
-  world.release(call);
+  world.use_once_there(chunk, host, reading);
   world.remove(chunk);
   EXPECT_FALSE(world.policy().is_gone(chunk));
   world.run();
