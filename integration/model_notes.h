@@ -17,8 +17,8 @@
 namespace terrace {
 
 struct ModelNotes {
-  /// Whether a step writes a gradient once and reads it once, as it has one backward and needs no norm: then a gradient
-  /// on NVMe costs less than states there, which are read and written between `step` and their next use.
+  /// Whether a step writes a gradient once and reads it once, as it has one backward, and updates behind it: then a
+  /// gradient on NVMe costs less than states there, which are read and written between `step` and their next use.
   bool gradients_read_once = false;
   /// Where that is so: what the shortest step computed (StepClock), in seconds; 0 where that is not known.
   double forward_seconds = 0;

@@ -96,7 +96,6 @@ class Managed final : public OptimizerBackend {
       add(update, *state, *each.parameter, each.rule, each.group);
     }
     ++steps_;
-    const bool reads_gradients_again = update.job.needs_norm() || updates_in_backward();
     if (updates_in_backward()) {
       add_to_queue(*state, std::move(update));
       watch_.begin(*state, groups);
@@ -106,7 +105,7 @@ class Managed final : public OptimizerBackend {
       ticket_ = state->updates().submit(std::move(update.job));
       bump_versions(update.parameters);
     }
-    state->end_step(reads_gradients_again);
+    state->end_step(!updates_in_backward());
     if (state->updates_at_once()) {
       state->updates().throw_refusal_of(report_.get());
     }

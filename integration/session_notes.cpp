@@ -14,20 +14,20 @@ constexpr std::size_t worthwhile = 20;
 
 }  // namespace
 
-void SessionState::learn_of_models(bool reads_gradients_again) noexcept {
+void SessionState::learn_of_models(bool gradients_rest) noexcept {
   if (!is_learning_) {
     return;
   }
   const auto held = lock();
   for (Model& model : models_) {
     if (!model.is_learned) {
-      model.is_learned = learn_of(model, reads_gradients_again);
+      model.is_learned = learn_of(model, gradients_rest);
     }
   }
   is_learning_ = std::any_of(models_.begin(), models_.end(), [](const Model& model) { return !model.is_learned; });
 }
 
-bool SessionState::learn_of(Model& model, bool reads_gradients_again) noexcept {
+bool SessionState::learn_of(Model& model, bool gradients_rest) noexcept {
   try {
     std::uint64_t accumulations = 0;
     bool is_trainable = false;
@@ -40,7 +40,7 @@ bool SessionState::learn_of(Model& model, bool reads_gradients_again) noexcept {
     }
     ModelNotes learned = model.notes;
     if (places_gradients_by_notes()) {
-      learned.gradients_read_once = accumulations == 1 && !reads_gradients_again;
+      learned.gradients_read_once = gradients_rest && accumulations == 1;
       if (!learned.gradients_read_once) {
         learned.forward_seconds = learned.backward_seconds = 0;
       }

@@ -203,7 +203,7 @@ void SessionState::require_gradient_type(const ManagedParameter& parameter) cons
   }
 }
 
-void SessionState::end_step(bool reads_gradients_again) {
+void SessionState::end_step(bool gradients_rest) {
   if (places_gradients_by_notes()) {
     const auto held = lock();
     step_clock_.end_step(moment());
@@ -218,7 +218,7 @@ void SessionState::end_step(bool reads_gradients_again) {
     planner_->end_step();
   }
   memory_.hold_host();
-  learn_of_models(reads_gradients_again);
+  learn_of_models(gradients_rest);
 }
 
 void SessionState::warn_of_refused_steps() const noexcept {

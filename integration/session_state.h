@@ -108,8 +108,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   }
 
   /// Finishes the update that was submitted, where the configuration says so, and ends the step. Whether its gradients
-  /// are read besides what updates read of them is learned for the next run.
-  void end_step(bool reads_gradients_again);
+  /// rest until it, and do not die within backward, is learned for the next run.
+  void end_step(bool gradients_rest);
   /// Of those that were refused for their gradients, and of which nobody has heard or will.
   void warn_of_refused_steps() const noexcept;
   /// Throws LogicError, naming it, if a parameter or gradient in these sets of chunks is gathered at the moment.
@@ -204,9 +204,9 @@ class SessionState final : public OpPinner, public ProgramMemory {
     bool is_learned = false;
   };
   /// Of models that have been trained: keeps for the next run what would have it do otherwise.
-  void learn_of_models(bool reads_gradients_again) noexcept;
+  void learn_of_models(bool gradients_rest) noexcept;
   /// False while the model has not been trained, and may be.
-  bool learn_of(Model& model, bool reads_gradients_again) noexcept;
+  bool learn_of(Model& model, bool gradients_rest) noexcept;
   /// Of first use, where chunks in that order are better.
   std::vector<std::uint32_t> better_order_of(const Model& model) const;
   void note_device_bytes(const Model& model, ModelNotes& notes) const;
