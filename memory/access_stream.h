@@ -168,7 +168,8 @@ class AccessStream {
   /// As Policy does.
   void set_read_on_arrival(ChunkId chunk, bool wanted);
   /// Waits for a chunk that is to be read on arrival and is there; for one reader alone. Once `stop` is set it gives
-  /// what is there still, and then nothing. Whoever sets `stop` calls `wake_reader` after it.
+  /// what is there still, and then nothing. Whoever sets `stop` calls `wake_reader` after it, and has first taken back
+  /// what is not to be read any more: else what would bring it waits for a reader that is not there.
   std::optional<HostReading> await_reading(const std::atomic<bool>& stop);
   void wake_reader() noexcept;
   /// How often the chunk may have been changed.

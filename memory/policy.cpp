@@ -23,6 +23,14 @@ bool waits_for(const Request& request, const Transfer& transfer) {
   return false;
 }
 
+template <class Action>
+std::optional<Action> take_first(std::deque<Action>& actions) {
+  if (actions.empty()) return std::nullopt;
+  Action first = std::move(actions.front());
+  actions.pop_front();
+  return first;
+}
+
 }  // namespace
 
 Policy::Policy(std::array<Budget*, tier_count> budgets, std::uint64_t device_chunk_limit, std::size_t prefetch_depth,
@@ -261,32 +269,10 @@ void Policy::fail(std::exception_ptr error) {
   }
 }
 
-std::optional<Vacate> Policy::next_vacate() {
-  if (vacates_.empty()) {
-    return std::nullopt;
-  }
-  const Vacate next = vacates_.front();
-  vacates_.pop_front();
-  return next;
-}
-
-std::optional<Transfer> Policy::next_transfer() {
-  if (transfers_.empty()) {
-    return std::nullopt;
-  }
-  const Transfer next = transfers_.front();
-  transfers_.pop_front();
-  return next;
-}
-
-std::optional<Transfer> Policy::next_urgent() {
-  if (urgent_.empty()) {
-    return std::nullopt;
-  }
-  const Transfer next = urgent_.front();
-  urgent_.pop_front();
-  return next;
-}
+std::optional<Vacate> Policy::next_vacate() { return take_first(vacates_); }
+std::optional<Transfer> Policy::next_transfer() { return take_first(transfers_); }
+std::optional<Transfer> Policy::next_urgent() { return take_first(urgent_); }
+std::optional<ChunkId> Policy::next_reading() { return take_first(readings_); }
 
 void Policy::start_arrival(ChunkId id, Tier to, TransferPriority priority) {
   const std::optional<Tier> from = source_for(id, to);

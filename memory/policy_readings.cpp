@@ -104,15 +104,6 @@ void Policy::withdraw_reading(ChunkId id) {
   }
 }
 
-std::optional<ChunkId> Policy::next_reading() {
-  if (readings_.empty()) {
-    return std::nullopt;
-  }
-  const ChunkId next = readings_.front();
-  readings_.pop_front();
-  return next;
-}
-
 std::uint64_t Policy::room_kept_to_read() const noexcept {
   const std::uint64_t kept = std::min(unread_, passing_to_be_read) * unread_room_;
   return kept - std::min(kept, coming_free_on_host());
