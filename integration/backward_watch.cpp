@@ -7,6 +7,18 @@
 #include "integration/session_state.h"
 
 namespace terrace {
+namespace {
+
+/// `step` takes in storages that the program has replaced.
+bool is_replaced(const BackwardWatch::Member& member) {
+  return ManagedStorage::of(member.parameter->tensor) != member.parameter->storage.get();
+}
+
+bool is_to_be_read_again(const BackwardWatch::Member& member) {
+  return member.parameter->storage->is_to_be_read_again();
+}
+
+}  // namespace
 
 bool BackwardWatch::is_complete(Set& set) const {
   const auto is_there = [&](const Member& member) {
@@ -14,7 +26,7 @@ bool BackwardWatch::is_complete(Set& set) const {
     const at::Tensor& tensor = member.parameter->tensor;
     return (tensor.grad().defined() && watched_.at(member.parameter).has_arrived) || !tensor.requires_grad();
   };
-  std::vector<Member>& members = set.members;
+  Members& members = set.members;
   if (!is_there(members[set.missing])) {
     return false;
   }
@@ -52,12 +64,13 @@ void BackwardWatch::end(SessionState& state) {
     }
   }
   watched_.clear();
+  complete_.clear();
   sets_.clear();
 }
 
-const std::vector<BackwardWatch::Member>* BackwardWatch::completed_by(const ManagedParameter& parameter) {
+std::vector<const BackwardWatch::Members*> BackwardWatch::completed_by(const ManagedParameter& parameter) {
   if (!parameter.tensor.grad().defined()) {
-    return nullptr;  // the program's own hook has dropped it
+    return {};  // the program's own hook has dropped it
   }
   if (watched_.at(&parameter).is_used_up) {
     throw LogicError(std::string(optimizer_) + ": '" + parameter.name +
@@ -66,15 +79,24 @@ const std::vector<BackwardWatch::Member>* BackwardWatch::completed_by(const Mana
                      "accumulate gradients");
   }
   watched_.at(&parameter).has_arrived = true;
-  const auto set = sets_.find(parameter.chunk_set);
-  if (set == sets_.end() || !is_complete(set->second)) {
-    return nullptr;  // `step` updates what has moved to another chunk meanwhile
+  const auto set = sets_.find(parameter.chunk_set);  // none where it has moved to another chunk: `step` updates it
+  if (set != sets_.end() && is_complete(set->second) &&
+      std::find(complete_.begin(), complete_.end(), set->first) == complete_.end()) {
+    complete_.push_back(set->first);
   }
-  const std::vector<Member>& members = set->second.members;
-  const bool replaced = std::any_of(members.begin(), members.end(), [](const Member& member) {
-    return ManagedStorage::of(member.parameter->tensor) != member.parameter->storage.get();
+  const auto ready = std::partition(complete_.begin(), complete_.end(), [&](std::uint32_t index) {
+    const Members& members = sets_.at(index).members;
+    return std::any_of(members.begin(), members.end(), is_to_be_read_again);
   });
-  return replaced ? nullptr : &members;  // `step` takes in storages that the program has replaced
+  std::vector<const Members*> completed;
+  for (auto index = ready; index != complete_.end(); ++index) {
+    Set& each = sets_.at(*index);
+    if (is_complete(each) && std::none_of(each.members.begin(), each.members.end(), is_replaced)) {
+      completed.push_back(&each.members);
+    }
+  }
+  complete_.erase(ready, complete_.end());
+  return completed;
 }
 
 void BackwardWatch::use_up(const ManagedParameter& parameter) {

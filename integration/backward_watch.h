@@ -27,6 +27,7 @@ class BackwardWatch {
     std::size_t group;     ///< in which it was when the step began
     std::size_t position;  ///< within that
   };
+  using Members = std::vector<Member>;  ///< of one set of chunks
 
   using Gradient = std::function<void(const ManagedParameter&)>;
 
@@ -41,16 +42,17 @@ class BackwardWatch {
   void begin(SessionState& state, const Optimizer::Groups& groups);
   void end(SessionState& state);
 
-  /// What was in the parameter's set of chunks and in a group when the step began, if with this gradient all have
-  /// theirs, but for those that are frozen, and the set can be updated now; null if not. Throws LogicError for a second
-  /// gradient since the step began.
-  const std::vector<Member>* completed_by(const ManagedParameter& parameter);
+  /// The sets of chunks that can be updated now that the parameter's gradient is there: what was in a group when the
+  /// step began has its gradients, but for what is frozen. A set of which a block has read a parameter, and is to run
+  /// again, waits for that and then for the next gradient. Throws LogicError for a second gradient since the step
+  /// began.
+  std::vector<const Members*> completed_by(const ManagedParameter& parameter);
   /// The update queue has the parameter's gradient. Nothing happens for what is not watched.
   void use_up(const ManagedParameter& parameter);
 
  private:
   struct Set {
-    std::vector<Member> members;
+    Members members;
     std::size_t missing = 0;  ///< the first whose gradient was missing last
   };
   struct Progress {
@@ -63,6 +65,7 @@ class BackwardWatch {
   const std::string_view optimizer_;
   const Gradient on_gradient_;
   std::unordered_map<std::uint32_t, Set> sets_;
+  std::vector<std::uint32_t> complete_;  ///< of those: what is to be updated
   std::unordered_map<const ManagedParameter*, Progress> watched_;
 };
 

@@ -86,6 +86,11 @@ void ManagedStorage::keep(std::shared_ptr<void> what) {
   kept_.swap(what);  // what it was ends with the argument, after the lock
 }
 
+std::shared_ptr<const void> ManagedStorage::expect_reading() {
+  ++readings_to_come_;
+  return {this, [self = shared_from_this()](const void*) { --self->readings_to_come_; }};
+}
+
 void ManagedStorage::on_storage_death(void* context) {
   auto* managed = static_cast<ManagedStorage*>(context);
   const std::shared_ptr<StorageRegistry> registry = managed->registry_;

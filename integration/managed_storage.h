@@ -82,6 +82,10 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   /// Has `what` live until the storage dies, or until this is called again.
   void keep(std::shared_ptr<void> what);
 
+  /// For as long as what is returned lives: a block has read it and is to run again, and will want the same bytes.
+  std::shared_ptr<const void> expect_reading();
+  bool is_to_be_read_again() const noexcept { return readings_to_come_.load() > 0; }
+
   ChunkId chunk() const noexcept { return chunk_; }
   std::uint64_t offset_bytes() const noexcept { return offset_bytes_; }
   const std::string& name() const noexcept { return name_; }
@@ -116,6 +120,7 @@ class ManagedStorage : public std::enable_shared_from_this<ManagedStorage> {
   std::shared_ptr<void> kept_;
   std::uint32_t pin_count_ = 0;
   std::atomic<std::uint32_t> first_use_{0};
+  std::atomic<std::uint32_t> readings_to_come_{0};
   bool has_error_ = false;
   std::uint32_t refused_ops_ = 0;
   std::exception_ptr refusal_;

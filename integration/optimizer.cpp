@@ -19,9 +19,7 @@ std::vector<at::Tensor> all_parameters(Session& session) {
   const auto held = session.state()->lock();
   session.state()->take_in_replaced();  // some may have been unfrozen
   for (const ManagedParameter& parameter : session.state()->parameters()) {
-    if (parameter.gradient_chunk) {
-      tensors.push_back(parameter.tensor);
-    }
+    tensors.push_back(parameter.tensor);
   }
   return tensors;
 }

@@ -53,9 +53,7 @@ class Managed final : public OptimizerBackend {
       }
     }
     state->add_optimizer_chunks(keeps_variance(kind_.name));
-    for (const ManagedParameter& parameter : state->parameters()) {
-      joined_.push_back(parameter.gradient_chunk.has_value());  // it is in the groups from the start
-    }
+    joined_ = state->parameters().size();
   }
 
   ~Managed() override {
@@ -265,16 +263,19 @@ class Managed final : public OptimizerBackend {
 
   /// A backward has added a gradient to what is watched.
   void note_gradient(const ManagedParameter& parameter) {
-    const std::vector<BackwardWatch::Member>* const members = watch_.completed_by(parameter);
-    if (members == nullptr) {
-      return;
+    for (const BackwardWatch::Members* members : watch_.completed_by(parameter)) {
+      update_within_backward(*members);
     }
+  }
+
+  /// Of one set of chunks.
+  void update_within_backward(const BackwardWatch::Members& members) {
     const std::shared_ptr<SessionState> state = session();
-    state->require_not_gathered("update_in_backward", {parameter.chunk_set});
+    state->require_not_gathered("update_in_backward", {members.front().parameter->chunk_set});
     const at::NoGradGuard no_grad;
     Update update = new_update(*state, groups_->size());
     std::map<std::size_t, std::shared_ptr<const UpdateRule>> rules;  // by group
-    for (const BackwardWatch::Member& member : *members) {
+    for (const BackwardWatch::Member& member : members) {
       const std::optional<std::size_t> group =
           member.parameter->tensor.grad().defined() ? group_of(*state, member) : std::nullopt;
       if (group) {
@@ -357,7 +358,7 @@ class Managed final : public OptimizerBackend {
     }
   }
 
-  /// Parameters that are trained since the last step join the default group, but for those that are in a group already.
+  /// Parameters that are managed since the last step join the default group, but for those that are in a group already.
   void join_new_parameters(SessionState& state, Optimizer::Groups& groups) {
     const auto& parameters = state.parameters();
     const auto is_in_a_group = [&](const at::Tensor& tensor) {
@@ -366,21 +367,17 @@ class Managed final : public OptimizerBackend {
                            [&](const at::Tensor& member) { return member.is_same(tensor); });
       });
     };
-    joined_.resize(parameters.size(), false);
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      require_updatable(parameters[i]);
-      if (!joined_[i] && parameters[i].gradient_chunk) {
-        joined_[i] = true;
-        if (!is_in_a_group(parameters[i].tensor)) {
-          groups.at(0).params().push_back(parameters[i].tensor);
-        }
+    std::for_each(parameters.begin(), parameters.end(), [&](const auto& parameter) { require_updatable(parameter); });
+    for (; joined_ < parameters.size(); ++joined_) {
+      if (!is_in_a_group(parameters[joined_].tensor)) {
+        groups.at(0).params().push_back(parameters[joined_].tensor);
       }
     }
   }
 
   const std::weak_ptr<SessionState> state_;
   const bool joins_all_;
-  std::vector<bool> joined_;  ///< which of the session's parameters are in a group
+  std::size_t joined_ = 0;  ///< so many of the session's parameters, the first ones, have had their group
   UpdateTicket ticket_;
   // Where the norm is wanted.
   struct GradientsOfSet {

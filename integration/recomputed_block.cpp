@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "base/error.h"
+#include "integration/managed_storage.h"
 
 namespace terrace {
 namespace {
@@ -90,6 +91,13 @@ const at::Tensor& RecomputedBlock::placeholder() {
   return tensor;
 }
 
+void RecomputedBlock::depends_on(const at::Tensor& tensor) {
+  read_.emplace_back(tensor);
+  if (ManagedStorage* const storage = ManagedStorage::of(tensor)) {
+    to_read_.push_back(storage->expect_reading());
+  }
+}
+
 void RecomputedBlock::depends_on_parameter(const at::Tensor& parameter) {
   const auto* impl = parameter.unsafeGetTensorImpl();
   if (std::find(parameters_.begin(), parameters_.end(), impl) == parameters_.end()) {
@@ -138,6 +146,7 @@ void RecomputedBlock::recompute() {
   }
   check_same(collector.tensors);
   again_ = std::move(collector.tensors);
+  to_read_.clear();
 }
 
 void RecomputedBlock::run_with_generators_of_the_first_run() const {

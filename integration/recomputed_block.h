@@ -37,7 +37,7 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
   RecomputedBlock& operator=(const RecomputedBlock&) = delete;
 
   /// A tensor from outside that the first run reads: it must be unchanged when the block runs again.
-  void depends_on(const at::Tensor& tensor) { read_.emplace_back(tensor); }
+  void depends_on(const at::Tensor& tensor);
   /// The same for a managed parameter, of which it may hear many times during the first run.
   void depends_on_parameter(const at::Tensor& parameter);
 
@@ -91,8 +91,9 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
   std::optional<GeneratorState> generator_after_;  ///< the first run, once that is over
   BufferSnapshots buffers_;
   std::vector<TensorRecord> read_;
-  std::vector<const c10::TensorImpl*> parameters_;  // those in read_
-  std::vector<TensorRecord> saved_;                 // by the first run, in order
+  std::vector<const c10::TensorImpl*> parameters_;    // those in read_
+  std::vector<std::shared_ptr<const void>> to_read_;  // until it has run again: ManagedStorage::expect_reading
+  std::vector<TensorRecord> saved_;                   // by the first run, in order
 
   std::mutex mutex_;               // held while the block runs again: others wait for the same tensors
   std::vector<at::Tensor> again_;  // as saved_; undefined where handed out

@@ -112,7 +112,7 @@ TEST(Session, frozen_parameters_have_no_gradient_and_no_state_and_never_leave_th
   world.manage(*model);
   const auto adapter = world.build<Mlp>(1);
   AdamW optimizer(*world.session, AdamW::Options(1e-2));
-  EXPECT_EQ(optimizer.param_groups()[0].params().size(), 2u);
+  EXPECT_EQ(optimizer.param_groups()[0].params().size(), model->parameters().size() + 2) << "as of LibTorch's";
   const auto step = [&] {
     at::Tensor x = batch();
     x = x + adapter->layers[0](x);
@@ -141,6 +141,30 @@ TEST(Session, frozen_parameters_have_no_gradient_and_no_state_and_never_leave_th
   for (const at::Tensor& parameter : model->parameters()) {
     EXPECT_FALSE(parameter.grad().defined());
   }
+}
+
+TEST(Session, unfrozen_parameters_have_the_norm_that_they_have_without_a_session) {
+  expect_the_bits_of_unmanaged([](World& world) {
+    const auto model = world.make([] { return std::make_shared<Mlp>(); });
+    const auto set_frozen = [&](bool frozen) {
+      for (std::size_t i = 0; i < 3; ++i) {
+        model->layers[i]->weight.set_requires_grad(!frozen);
+        model->layers[i]->bias.set_requires_grad(!frozen);
+      }
+    };
+    set_frozen(true);
+    world.manage(*model);
+    const auto optimizer = world.adamw(*model);
+    optimizer->max_gradient_norm(0.01);
+    Tensors results;
+    for (int step = 0; step < 6; ++step) {
+      set_frozen(step < 2);
+      train(*model, *optimizer, 1, results);
+      results.push_back(torch::full({}, *optimizer->gradient_norm(), at::kDouble));
+    }
+    add_copies(*model, results);
+    return results;
+  });
 }
 
 TEST(Session, an_adapter_on_frozen_weights_trains_to_the_bits_of_unmanaged) {

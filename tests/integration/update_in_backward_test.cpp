@@ -86,6 +86,62 @@ TEST(UpdateInBackward, gives_the_bits_of_updates_after_it_layer_by_layer_too) {
   expect_same_bits(actual, expected);
 }
 
+/// Layers in blocks, of which each also adds what the next one's parameters sum up to: their gradients are there before
+/// the block that has read them runs again.
+at::Tensor blocks_that_read_ahead(World& world) {
+  at::Tensor x = batch(at::kFloat);
+  auto& layers = world.model->layers;
+  for (std::size_t i = 0; i + 1 < layers.size(); i += 2) {
+    x = block(
+        [layer = layers[i], next = layers[i + 1]](const at::Tensor& value) mutable {
+          return torch::tanh(layer(value)) + (next->weight.sum() + next->bias.sum());
+        },
+        x);
+  }
+  return x.pow(2).mean();
+}
+
+TEST(UpdateInBackward, waits_for_blocks_that_are_to_run_again) {
+  const auto train = [](World& world, bool in_backward) {
+    const auto optimizer = world.adamw(usual());
+    optimizer->update_in_backward(in_backward);
+    Tensors results;
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor loss = blocks_that_read_ahead(world);
+      loss.backward();
+      optimizer->step();
+      optimizer->zero_grad();
+      results.push_back(loss.detach().clone());
+    }
+    add_parameters(world, results);
+    return results;
+  };
+  World plain;
+  const Tensors expected = train(plain, false);
+  for (const char* const activations : {"recompute", "auto", "keep"}) {
+    Config config = tight();
+    config.placement.activations = activations;
+    World managed(&config);
+    expect_same_bits(train(managed, true), expected);
+  }
+}
+
+TEST(UpdateInBackward, leaves_to_step_what_a_block_may_read_again_that_has_not_run) {
+  Config config = tight();
+  config.placement.activations = "recompute";
+  World world(&config);
+  const auto optimizer = world.adamw(usual());
+  optimizer->update_in_backward(true);
+  at::Tensor other = blocks_that_read_ahead(world);  // of another backward, that does not come
+  blocks_that_read_ahead(world).backward();
+  EXPECT_TRUE(world.model->layers[0]->weight.grad().defined());
+  optimizer->step();
+  optimizer->zero_grad();
+  other.reset();
+  blocks_that_read_ahead(world).backward();
+  EXPECT_FALSE(world.model->layers[0]->weight.grad().defined());
+}
+
 TEST(UpdateInBackward, waits_for_what_backward_adds_to_gradients_that_were_there) {
   const auto train = [](World& world, bool in_backward) {
     const auto optimizer = world.adamw(usual());
