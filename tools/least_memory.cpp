@@ -112,20 +112,18 @@ std::uint64_t least_device_bytes(const Config& config) {
     const bool leaves = !keeps && streams * stream >= OffloadedActivations::smallest_that_leaves;
     return leaves ? 0 : streams * stream;
   };
-  const Saturating kept = layers * (recomputes ? stays(1) : 6 * stays(1) + stays(3) + 2 * stays(4));
+  const Saturating kept = layers * (recomputes ? stays(1) : 5 * stays(1) + stays(3) + 2 * stays(4));
   const Saturating logits = tokens * GptOptions::vocabulary * sizeof(float);
-  // Where all is kept, runs were seen to need up to five streams less than the sums below say, for reasons not known:
-  // what is beside it is left out then.
-  const auto beside_kept = [&](std::uint64_t streams) { return (keeps ? 0 : streams) * stream; };
   // When forward ends: the last norm's input and output; logits, and their softmax.
-  const Saturating after_forward = kept + beside_kept(2) + (keeps ? 1 : 2) * logits;
+  const Saturating after_forward = kept + 2 * stream + 2 * logits;
   // When backward has begun with the last layer: the gradients of its output and of gelu's, and that of the last
   // matrix, which is added to the one in the gradient chunk.
   const Saturating matrix_gradient = 4 * width * width * (element_bytes(model) + gradient_bytes(config));
-  const Saturating in_backward = kept + (recomputes ? of_layer - 1 : 0) * stream + beside_kept(5) + matrix_gradient;
-  // When it goes on with gelu: the gradients of its output and its input, its input, and the gradient of the sum beside
-  // it. Where blocks are recomputed there is less than before.
-  const Saturating in_gelu = kept + (recomputes ? 0 : beside_kept(stays(4) > 0 ? 9 : 13));
+  // Of a layer that has run again, its input counts as kept. With one head a stream less was seen, here and below.
+  const Saturating in_backward = kept + (recomputes ? of_layer - 2 + 5 : 5) * stream + matrix_gradient;
+  // When it goes on with gelu: the gradients of its output and its input, its input where that had left, and the
+  // gradient of the sum beside it. Where blocks are recomputed there is less than before.
+  const Saturating in_gelu = kept + (recomputes ? 0 : stays(4) > 0 ? 8 : 12) * stream;
   return std::max({after_forward, in_backward, in_gelu}).value();
 }
 
