@@ -144,6 +144,9 @@ std::vector<std::filesystem::path> Value::paths() const {
     if (text == nullptr || text->get().empty()) {
       Value(key_, node, origin_).refuse("a list of paths, such as [\"/data/a\", \"/data/b\"]");
     }
+    if (text->get().find('\0') != std::string::npos) {
+      Value(key_, node, origin_).refuse("a path, in which no byte is 0");
+    }
     return text->get();
   };
   const auto* list = node_.as_array();

@@ -1,6 +1,7 @@
 #include "base/memory_info.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <limits>
@@ -119,7 +120,10 @@ std::uint64_t available_memory_bytes(const fs::path& root) {
   const fs::path meminfo = root / "proc/meminfo";
   const auto available_kib = read_field(meminfo, "MemAvailable:");
   if (!available_kib) {
-    throw IoError("cannot tell how much memory is available: no MemAvailable in " + meminfo.string(),
+    const bool is_there = std::ifstream(meminfo).is_open();
+    throw IoError("cannot tell how much memory is available: " +
+                      (is_there ? "no MemAvailable in " + meminfo.string()
+                                : "opening " + meminfo.string() + " failed: " + std::generic_category().message(errno)),
                   "set device.memory and host.memory, so that nobody needs to know");
   }
   return std::min(*available_kib * 1024, least_in_cgroups(root, left_in_group));

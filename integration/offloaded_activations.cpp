@@ -123,15 +123,16 @@ void OffloadedActivations::close() noexcept {
       }
     }
   }
-  std::uint64_t left = available_memory_bytes() / 10 * 9;
+  std::optional<std::uint64_t> left;
   std::string why_not;
   for (const auto& activation : away) {
     try {
-      if (activation->bytes() > left) {
+      left = left ? left : available_memory_bytes() / 10 * 9;
+      if (activation->bytes() > *left) {
         throw OutOfMemory("the machine's memory does not hold them");
       }
       activation->become_ordinary();
-      left -= activation->bytes();
+      *left -= activation->bytes();
     } catch (const std::exception& error) {
       why_not = error.what();
       activation->end();

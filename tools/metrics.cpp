@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace terrace {
 namespace {
@@ -16,16 +17,22 @@ namespace {
                 "give a path that can be written, on a disk with free space");
 }
 
-/// Where the lines of the steps up to `last` end. A line that is cut short, or is none of these, ends them.
-std::uint64_t bytes_up_to(const std::filesystem::path& path, std::int64_t last) {
-  std::ifstream file(path, std::ios::binary);
+struct KeptLines {
   std::uint64_t bytes = 0;
-  for (std::string line; std::getline(file, line) && !file.eof(); bytes += line.size() + 1) {
+  std::int64_t last_step = 0;
+};
+
+/// The lines of the steps up to `last`. One that is cut short, or is none of these, ends them.
+KeptLines lines_up_to(const std::filesystem::path& path, std::int64_t last) {
+  std::ifstream file(path, std::ios::binary);
+  KeptLines kept;
+  for (std::string line; std::getline(file, line) && !file.eof(); kept.bytes += line.size() + 1) {
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     const auto step = json.is_object() ? json.find("step") : json.end();
     if (step == json.end() || !step->is_number_integer() || step->get<std::int64_t>() > last) break;
+    kept.last_step = step->get<std::int64_t>();
   }
-  return bytes;
+  return kept;
 }
 
 }  // namespace
@@ -50,8 +57,14 @@ MetricsFile::MetricsFile(std::filesystem::path path, std::int64_t kept_steps) : 
   const bool keeps = kept_steps > 0 && std::filesystem::is_regular_file(path_);
   errno = 0;
   if (keeps) {
+    const KeptLines lines = lines_up_to(path_, kept_steps);
+    if (lines.last_step < kept_steps) {
+      log(LogLevel::warning, "metrics: " + path_.string() + " has the lines of the steps up to " +
+                                 std::to_string(lines.last_step) + ", and the run goes on after step " +
+                                 std::to_string(kept_steps) + ": those between are lost");
+    }
     std::error_code error;
-    std::filesystem::resize_file(path_, bytes_up_to(path_, kept_steps), error);
+    std::filesystem::resize_file(path_, lines.bytes, error);
     errno = error.value();
     if (error) fail("metrics: cutting", path_);
   }

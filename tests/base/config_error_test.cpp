@@ -86,6 +86,8 @@ TEST(Config, a_bad_rate_of_a_link_says_why_and_what_is_accepted) {
 
 TEST(Config, a_path_that_is_none_names_its_own_line) {
   EXPECT_EQ(parse_error("[nvme]\npaths = [\n  \"/a\",\n  5,\n]").find("t.toml:4: nvme.paths: found 5; accepted: "), 0U);
+  EXPECT_NE(parse_error(R"(nvme.paths = "a\u0000b")").find("accepted: a path, in which no byte is 0"),
+            std::string::npos);
   EXPECT_EQ(parse_error("data.paths = [\"\"]").find("t.toml:1: data.paths: found \"\"; accepted: "), 0U);
 }
 

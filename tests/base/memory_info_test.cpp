@@ -122,6 +122,16 @@ TEST_F(MemoryInfo, throws_where_the_machine_does_not_say) {
   EXPECT_THROW(available_memory_bytes(machine_.path()), IoError);
 }
 
+TEST_F(MemoryInfo, says_why_the_file_that_tells_cannot_be_opened) {
+  try {
+    available_memory_bytes(machine_.path() / "nowhere");
+    FAIL() << "it was told";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("proc/meminfo failed: No such file or directory"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST_F(MemoryInfo, tells_what_the_process_has_held_at_most) {
   EXPECT_EQ(peak_resident_bytes(machine_.path()), std::nullopt);
   machine_.write("proc/self/status", "Name:\tterrace\nVmPeak:\t   9000 kB\nVmHWM:\t   5120 kB\nVmRSS:\t   4096 kB\n");

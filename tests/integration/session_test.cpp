@@ -8,6 +8,7 @@
 
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/session_world.h"
+#include "tests/offload/resource_limit.h"
 
 namespace terrace::testing {
 namespace {
@@ -251,6 +252,20 @@ TEST(Session, its_end_leaves_ordinary_tensors_with_their_latest_bits_that_train_
   for (const Config& config : {tight(), tight_on_nvme(folder)}) {
     const Tensors actual = program(&config);
     expect_same_bits(actual, expected);
+  }
+}
+
+TEST(Session, its_end_where_no_file_can_be_opened_leaves_tensors_guarded) {
+  for (const char* const activations : {"keep", "host"}) {
+    Config config = tight();
+    config.placement.activations = activations;
+    World world(&config);
+    const auto model = world.build<Mlp>();
+    {
+      const ResourceLimit no_more_files(RLIMIT_NOFILE, 0);
+      world.session.reset();
+    }
+    expect_refusal_naming("layer1.weight", [&] { model->layers[1]->weight.data_ptr(); });
   }
 }
 

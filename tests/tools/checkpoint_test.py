@@ -123,6 +123,14 @@ class Resumes(CheckpointTest):
         self.succeeds("--metrics", path)
         self.assertEqual(self.steps_in(path), whole, "a new run begins a new file")
 
+    def test_with_metrics_that_lack_lines_and_warns(self):
+        path = self.folder / "cut.jsonl"
+        self.save_three_of_six("--metrics", path)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines[:2]), encoding="utf-8")
+        run = self.succeeds("--metrics", path, "--resume", self.checkpoint)
+        self.assertIn("has the lines of the steps up to 2, and the run goes on after step 3", run.stderr)
+
     def test_with_other_data_and_warns(self):
         self.save_three_of_six()
         self.text.write_text(self.text.read_text() + "and more\n")
