@@ -81,7 +81,9 @@ std::optional<std::uint64_t> Value::size_or_auto(std::string_view accepted) cons
   if (is("auto")) return std::nullopt;
   const auto* text = node_.as_string();
   if (text == nullptr) {
-    refuse(accepted, node_.is_number() ? "a size is a string with a unit: \"" + to_text(node_) + "B\"" : "");
+    const std::optional<double> value = number(node_);
+    const bool lacks_unit = value && *value >= 0 && std::isfinite(*value);
+    refuse(accepted, lacks_unit ? "a size is a string with a unit: \"" + to_text(node_) + "B\"" : "");
   }
   std::uint64_t bytes = 0;
   try {

@@ -18,7 +18,7 @@ class AdamW : public Optimizer {
  public:
   using Options = torch::optim::AdamWOptions;
 
-  /// Updates all that the session manages, also what it manages later.
+  /// Updates all that the session manages, frozen or not; what it manages later joins the first group at the next step.
   explicit AdamW(Session& session, Options defaults = {});
   /// Updates the managed parameters of the groups.
   AdamW(Session& session, const Groups& groups, Options defaults = {});

@@ -80,7 +80,8 @@ class Optimizer : public torch::optim::Optimizer {
  protected:
   using Defaults = std::unique_ptr<torch::optim::OptimizerOptions>;
 
-  /// Updates all that the session manages, also what it manages later. `kind` lasts.
+  /// Updates all that the session manages, frozen or not; what it manages later joins the first group at the next step.
+  /// `kind` lasts.
   Optimizer(const OptimizerKind& kind, Session& session, Defaults defaults);
   /// Updates the managed parameters of the groups.
   Optimizer(const OptimizerKind& kind, Session& session, const Groups& groups, Defaults defaults);

@@ -17,7 +17,7 @@ class SGD : public Optimizer {
  public:
   using Options = torch::optim::SGDOptions;
 
-  /// Updates all that the session manages, also what it manages later.
+  /// Updates all that the session manages, frozen or not; what it manages later joins the first group at the next step.
   SGD(Session& session, Options defaults);
   /// Updates the managed parameters of the groups.
   SGD(Session& session, const Groups& groups, Options defaults);

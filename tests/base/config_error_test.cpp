@@ -66,6 +66,9 @@ TEST(Config, a_wrong_type_names_the_line_the_key_what_was_found_and_what_is_acce
   EXPECT_EQ(parse_error("[device]\nmemory = 5"),
             "t.toml:2: device.memory: found 5; accepted: a size above zero, such as \"512MiB\", or \"auto\"\n"
             "  hint: a size is a string with a unit: \"5B\"");
+  for (const std::string none : {"nan", "-inf", "-1"}) {
+    EXPECT_EQ(parse_error("device.memory = " + none).find("hint"), std::string::npos) << none;
+  }
   EXPECT_EQ(parse_error("model.layers = \"4\""),
             "t.toml:1: model.layers: found \"4\"; accepted: a whole number from 1 to 2147483647");
   EXPECT_EQ(parse_error("train.steps = 1.5").find("t.toml:1: train.steps: found 1.5; accepted: a whole number"), 0U);
