@@ -47,7 +47,9 @@ class Managed final : public OptimizerBackend {
     state->take_in_replaced();
     for (const auto& group : groups) {
       for (const at::Tensor& tensor : group.params()) {
-        if (const ManagedParameter* parameter = state->find(tensor)) {
+        const ManagedParameter* const parameter = state->find(tensor);
+        // What is frozen, and nobody has named, may lose the gradient that it has before the first step.
+        if (parameter != nullptr && (parameter->gradient_chunk || !joins_all)) {
           require_updatable(*parameter);
         }
       }

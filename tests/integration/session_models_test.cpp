@@ -167,6 +167,20 @@ TEST(Session, unfrozen_parameters_have_the_norm_that_they_have_without_a_session
   });
 }
 
+TEST(Session, frozen_parameters_may_lose_the_gradient_that_they_have_after_the_optimizer_was_made) {
+  const Config config = tight();
+  World world(&config);
+  const auto model = world.make([] { return std::make_shared<Mlp>(); });
+  model->forward(batch()).backward();
+  model->layers[0]->weight.set_requires_grad(false);
+  world.manage(*model);
+  const auto optimizer = world.adamw(*model);
+  EXPECT_THROW(optimizer->step(), LogicError);
+  model->zero_grad();
+  Tensors losses;
+  EXPECT_NO_THROW(train(*model, *optimizer, 1, losses));
+}
+
 TEST(Session, an_adapter_on_frozen_weights_trains_to_the_bits_of_unmanaged) {
   expect_the_bits_of_unmanaged([](World& world) {
     const auto model = world.make([] {
