@@ -90,9 +90,9 @@ std::vector<const BackwardWatch::Members*> BackwardWatch::completed_by(const Man
   });
   std::vector<const Members*> completed;
   for (auto index = ready; index != complete_.end(); ++index) {
-    Set& each = sets_.at(*index);
-    if (is_complete(each) && std::none_of(each.members.begin(), each.members.end(), is_replaced)) {
-      completed.push_back(&each.members);
+    const Members& members = sets_.at(*index).members;
+    if (std::none_of(members.begin(), members.end(), is_replaced)) {
+      completed.push_back(&members);
     }
   }
   complete_.erase(ready, complete_.end());

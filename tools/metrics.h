@@ -39,8 +39,8 @@ struct HeldOut {
 std::string to_json(const StepMetrics& metrics);
 
 /// Replaces the file, but for its lines of the steps up to `kept_steps`, where a run goes on; where it lacks some of
-/// them, because their disk was full or it is another file, the log says so. Each object is on disk's
-/// way when `write` returns, so that a run can be watched. Throws IoError, naming the path.
+/// them, because their disk was full or it is another file, the log says so. Each object is on disk's way when `write`
+/// returns, so that a run can be watched. Throws IoError, naming the path.
 class MetricsFile {
  public:
   explicit MetricsFile(std::filesystem::path path, std::int64_t kept_steps = 0);
