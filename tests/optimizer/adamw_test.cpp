@@ -144,21 +144,23 @@ TYPED_TEST(AdamW, gives_the_same_bits_on_any_number_of_threads) {
 
 TYPED_TEST(AdamW, keeps_a_nan_a_nan_whatever_its_payload) {
   with_each_instruction_set([] {
-    for (const std::uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7fff8000u, 0xffc00000u}) {
-      auto gradient = TypeParam::gradient(40, 1);
-      if constexpr (TypeParam::gradients == ElementType::float32) {
-        std::memcpy(&gradient[7], &bits, sizeof bits);
-      } else {
-        gradient[7] = static_cast<std::uint16_t>(bits >> 16 | 1);  // a NaN of either type of two bytes
-      }
-      TypeParam state(40, 1);
-      state.update(AdamWStep(kOptions, 1), gradient);
-      state.update(AdamWStep(kOptions, 2), TypeParam::gradient(40, 2));
-      const auto is_nan = [](auto value) { return std::isnan(reference::widened(value, ElementType::bfloat16)); };
-      for (std::size_t i = 0; i < 40; ++i) {
-        EXPECT_EQ(is_nan(state.parameter[i]), i == 7) << std::hex << bits;
-        EXPECT_EQ(is_nan(state.momentum[i]), i == 7) << std::hex << bits;
-        EXPECT_EQ(is_nan(state.variance[i]), i == 7) << std::hex << bits;
+    for (const std::size_t at : {7U, 25U}) {  // in either vector of two, whatever their width
+      for (const std::uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7fff8000u, 0xffc00000u}) {
+        auto gradient = TypeParam::gradient(40, 1);
+        if constexpr (TypeParam::gradients == ElementType::float32) {
+          std::memcpy(&gradient[at], &bits, sizeof bits);
+        } else {
+          gradient[at] = static_cast<std::uint16_t>(bits >> 16 | 1);  // a NaN of either type of two bytes
+        }
+        TypeParam state(40, 1);
+        state.update(AdamWStep(kOptions, 1), gradient);
+        state.update(AdamWStep(kOptions, 2), TypeParam::gradient(40, 2));
+        const auto is_nan = [](auto value) { return std::isnan(reference::widened(value, ElementType::bfloat16)); };
+        for (std::size_t i = 0; i < 40; ++i) {
+          EXPECT_EQ(is_nan(state.parameter[i]), i == at) << std::hex << bits << " " << at;
+          EXPECT_EQ(is_nan(state.momentum[i]), i == at) << std::hex << bits << " " << at;
+          EXPECT_EQ(is_nan(state.variance[i]), i == at) << std::hex << bits << " " << at;
+        }
       }
     }
   });
