@@ -24,20 +24,24 @@ namespace hn = hwy::HWY_NAMESPACE;
 #include "optimizer/adamw_formula.inc"
 #include "optimizer/kernel.inc"
 
+template <bool scales>
 struct AdamWKernel {
   using Step = AdamWStep;
   static constexpr bool keeps_variance = true;
   using Change = AdamWChange<FloatVector>;
   static HWY_INLINE Change update_states(const AdamWStep& step, FloatVector gradient, FloatVector,
                                          FloatVector& momentum, FloatVector& variance) {
-    return update_adamw_states<VectorMath>(step, gradient, momentum, variance);
+    return update_adamw_states<VectorMath, scales>(step, gradient, momentum, variance);
   }
   static HWY_INLINE void update_parameter(const AdamWStep& step, const Change& change, FloatVector& parameter) {
     update_by_adamw<VectorMath>(step, change, parameter);
   }
 };
 
-void update(const AdamWStep& step, const UpdateRun& run) { update_by<AdamWKernel>(step, run); }
+// Most steps of a training that clips are not clipped.
+void update(const AdamWStep& step, const UpdateRun& run) {
+  step.gradient_scale == 1 ? update_by<AdamWKernel<false>>(step, run) : update_by<AdamWKernel<true>>(step, run);
+}
 
 const char* instruction_set() { return hwy::TargetName(HWY_TARGET); }
 
