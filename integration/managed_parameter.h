@@ -18,6 +18,7 @@ namespace terrace {
 struct ParkedGradient;
 
 struct ManagedParameter {
+  std::uint64_t number = 0;  ///< later ones under management have larger ones
   std::string name;
   std::vector<std::string> aliases;  ///< further names in the module, of a tied parameter
   at::Tensor tensor;

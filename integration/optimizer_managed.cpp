@@ -55,7 +55,7 @@ class Managed final : public OptimizerBackend {
       }
     }
     state->add_optimizer_chunks(keeps_variance(kind_.name));
-    joined_ = state->parameters().size();
+    joined_ = state->parameters().empty() ? 0 : state->parameters().back().number;
   }
 
   ~Managed() override {
@@ -370,16 +370,17 @@ class Managed final : public OptimizerBackend {
       });
     };
     std::for_each(parameters.begin(), parameters.end(), [&](const auto& parameter) { require_updatable(parameter); });
-    for (; joined_ < parameters.size(); ++joined_) {
-      if (!is_in_a_group(parameters[joined_].tensor)) {
-        groups.at(0).params().push_back(parameters[joined_].tensor);
+    for (const ManagedParameter& parameter : parameters) {
+      if (parameter.number > joined_ && !is_in_a_group(parameter.tensor)) {
+        groups.at(0).params().push_back(parameter.tensor);
       }
     }
+    joined_ = parameters.empty() ? joined_ : parameters.back().number;
   }
 
   const std::weak_ptr<SessionState> state_;
   const bool joins_all_;
-  std::size_t joined_ = 0;  ///< so many of the session's parameters, the first ones, have had their group
+  std::uint64_t joined_ = 0;  ///< the session's parameters up to that number have had their group
   UpdateTicket ticket_;
   // Where the norm is wanted.
   struct GradientsOfSet {

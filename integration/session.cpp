@@ -81,6 +81,7 @@ std::exception_ptr Session::last_error() const { return state_->last_error(); }
 std::optional<ActivationReport> Session::activation_report() const { return state_->activation_report(); }
 
 Session::Construction::Construction(SessionState& state) : state_(state) {
+  state_.forget_dead();
   state_.spillable().begin_construction();
   SessionMemory::enter_construction();
 }

@@ -254,6 +254,14 @@ void SessionState::remove_set(std::uint32_t set) {
   }
 }
 
+void SessionState::remove_empty_sets() {
+  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
+    if (set_infos_[set].parameters == 0 && set_infos_[set].elements > 0) {
+      remove_set(set);
+    }
+  }
+}
+
 std::uint64_t SessionState::bytes_of(const SetInfo& info, Kind kind) const {
   switch (kind) {
     case Kind::master:

@@ -34,16 +34,19 @@ Gathered SessionState::gather(std::vector<at::Tensor> tensors, Access mode) {
 }
 
 void SessionState::for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit, Access mode) {
-  for (std::size_t i = 0;; ++i) {
+  for (std::uint64_t visited = 0;;) {
     std::string name;
     at::Tensor tensor;
     {
       const auto held = lock();  // but not while `visit` runs, which may wait for other threads
-      if (i == parameters_.size()) {
+      const auto next = std::find_if(parameters_.begin(), parameters_.end(),
+                                     [&](const ManagedParameter& parameter) { return parameter.number > visited; });
+      if (next == parameters_.end()) {
         return;
       }
-      name = parameters_[i].name;
-      tensor = parameters_[i].tensor;
+      visited = next->number;
+      name = next->name;
+      tensor = next->tensor;
     }
     const Gathered gathered = gather({tensor}, mode);
     at::Tensor handle = tensor;

@@ -84,11 +84,10 @@ void SessionState::manage(torch::nn::Module& module) {
       ModelNotesFile file(found);
       ModelNotes notes = file.load().value_or(ModelNotes());
       const ModelLayout chosen = choose_layout(found, notes);
-      manage_parameters(found, chosen);
+      std::vector<const ManagedParameter*> managed = manage_parameters(found, chosen);
       models_.push_back({.file = std::move(file),
                          .notes = std::move(notes),
-                         .first_parameter = parameters_.size() - found.size(),
-                         .count = found.size(),
+                         .parameters = std::move(managed),
                          .is_laid_out_by_use = chosen.is_by_use,
                          .largest_chunk_bytes = largest_on_device(chosen.layout)});
       is_learning_ = true;
@@ -112,21 +111,25 @@ std::set<std::uint32_t> SessionState::trained_sets() const {
   return sets;
 }
 
-void SessionState::manage_parameters(std::span<ManagedParameter> found, const ModelLayout& chosen) {
+std::vector<const ManagedParameter*> SessionState::manage_parameters(std::span<ManagedParameter> found,
+                                                                     const ModelLayout& chosen) {
   for (const ManagedParameter& parameter : found) {
     require_gradient_type(parameter);
   }
   move_in_or_restore(found, chosen);
-  const std::size_t first = parameters_.size();
+  std::vector<ManagedParameter*> added;
   for (ManagedParameter& parameter : found) {
+    parameter.number = ++managed_so_far_;
     parameter.gradient_chunk = chunk_sets_[parameter.chunk_set].gradient;
     parameter.gradient_type = gradient_type_of(parameter.tensor.scalar_type());
     ManagedParameter& kept = parameters_.emplace_back(std::move(parameter));
     by_storage_.emplace(kept.storage.get(), &kept);
+    added.push_back(&kept);
   }
-  for (std::size_t i = first; i < parameters_.size(); ++i) {
-    watch(parameters_[i]);
+  for (ManagedParameter* parameter : added) {
+    watch(*parameter);
   }
+  return {added.begin(), added.end()};
 }
 
 void SessionState::watch(ManagedParameter& parameter) {

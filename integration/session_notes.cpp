@@ -31,9 +31,9 @@ bool SessionState::learn_of(Model& model, bool gradients_rest) noexcept {
   try {
     std::uint64_t accumulations = 0;
     bool is_trainable = false;
-    for (std::size_t i = 0; i < model.count; ++i) {
-      is_trainable = is_trainable || parameters_[model.first_parameter + i].tensor.requires_grad();
-      accumulations = std::max(accumulations, parameters_[model.first_parameter + i].accumulations);
+    for (const ManagedParameter* parameter : model.parameters) {
+      is_trainable = is_trainable || parameter->tensor.requires_grad();
+      accumulations = std::max(accumulations, parameter->accumulations);
     }
     if (accumulations == 0) {
       return !is_trainable;  // of what is never trained nothing is to be learned
@@ -62,17 +62,17 @@ bool SessionState::learn_of(Model& model, bool gradients_rest) noexcept {
 std::vector<std::uint32_t> SessionState::better_order_of(const Model& model) const {
   const auto first_use = [&](std::uint32_t position) {
     // What was not used comes last.
-    return parameters_[model.first_parameter + position].storage->first_use() - 1;
+    return model.parameters[position]->storage->first_use() - 1;
   };
-  std::vector<std::uint32_t> order(model.count);
+  std::vector<std::uint32_t> order(model.parameters.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](std::uint32_t one, std::uint32_t other) { return first_use(one) < first_use(other); });
   std::vector<LayoutRun> runs;
   std::vector<LayoutRun> by_use;
-  for (std::size_t i = 0; i < model.count; ++i) {
-    runs.push_back(run_of(parameters_[model.first_parameter + i]));
-    by_use.push_back(run_of(parameters_[model.first_parameter + order[i]]));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    runs.push_back(run_of(*model.parameters[i]));
+    by_use.push_back(run_of(*model.parameters[order[i]]));
   }
   const std::size_t changes = Layout::plan(runs, chunk_bytes_).changes_of_chunk(order);
   const std::size_t changes_by_use = Layout::plan(by_use, chunk_bytes_).in_order_of(order).changes_of_chunk(order);
@@ -106,8 +106,8 @@ void SessionState::keep(Model& model, ModelNotes notes) {
   }
 }
 
-void SessionState::learn_at_end() {
-  for (Model& model : models_) {
+void SessionState::learn_at_end(Model& model) noexcept {
+  try {
     ModelNotes notes = model.notes;
     if (model.is_learned) {
       note_device_bytes(model, notes);
@@ -117,6 +117,8 @@ void SessionState::learn_at_end() {
       note_refusal(notes);
     }
     keep(model, std::move(notes));
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("what a model has needed is not kept: ") + error.what());
   }
 }
 

@@ -17,6 +17,7 @@ void SessionState::take_in_replaced_buffers() {
 
 void SessionState::take_in_replaced() {
   const auto held = lock();
+  forget_dead();
   take_in_replaced_buffers();
   std::vector<ManagedParameter*> same;
   std::vector<ManagedParameter*> anew;
@@ -114,11 +115,7 @@ void SessionState::manage_anew(std::span<ManagedParameter*> parameters) {
     parameter.gradient_type = gradient_type_of(parameter.tensor.scalar_type());
     by_storage_.emplace(parameter.storage.get(), &parameter);
   }
-  for (std::uint32_t set = 0; set < set_infos_.size(); ++set) {
-    if (set_infos_[set].parameters == 0 && set_infos_[set].elements > 0) {
-      remove_set(set);
-    }
-  }
+  remove_empty_sets();
   for (ManagedParameter* parameter : parameters) {
     watch(*parameter);
   }

@@ -148,11 +148,7 @@ SessionState::SessionState(const Config& config)
 SessionState::~SessionState() = default;
 
 void SessionState::close() noexcept {
-  try {
-    learn_at_end();
-  } catch (const std::exception& error) {
-    log(LogLevel::warning, std::string("what a model has needed is not kept: ") + error.what());
-  }
+  std::for_each(models_.begin(), models_.end(), [this](Model& model) { learn_at_end(model); });
   set_block_planner(nullptr);
   GeneratorState::set_device(at::kCPU);
   detach_interceptor();

@@ -20,10 +20,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -75,6 +75,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void take_in_replaced();
   /// Of those the buffers alone.
   void take_in_replaced_buffers();
+  /// Gives back what parameters and buffers take that the program cannot reach any more, and their names.
+  void forget_dead();
   /// Gives every trainable chunk set that optimizers can update a momentum, a master where it needs one, and a variance
   /// if asked for. Throws OutOfMemory.
   void add_optimizer_chunks(bool with_variance);
@@ -84,7 +86,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
 
   /// The managed parameter of a tensor, or null.
   ManagedParameter* find(const at::Tensor& tensor) noexcept;
-  std::deque<ManagedParameter>& parameters() noexcept { return parameters_; }
+  std::list<ManagedParameter>& parameters() noexcept { return parameters_; }
   std::span<const ChunkSet> chunk_sets() const noexcept { return chunk_sets_; }
   Gradients& gradients() noexcept { return *gradients_; }
   SessionMemory& memory() noexcept { return memory_; }
@@ -165,7 +167,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void notice_pass(Pass pass, std::span<const OpOperand> operands, c10::ArrayRef<const c10::IValue> inputs);
   /// The sets of chunks that have gradients.
   std::set<std::uint32_t> trained_sets() const;
-  void manage_parameters(std::span<ManagedParameter> found, const ModelLayout& chosen);
+  std::vector<const ManagedParameter*> manage_parameters(std::span<ManagedParameter> found, const ModelLayout& chosen);
   /// Throws ConfigError, naming the parameter, if the program has asked LibTorch for gradients of another type than the
   /// session sums up.
   void require_gradient_type(const ManagedParameter& parameter) const;
@@ -197,8 +199,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   struct Model {
     ModelNotesFile file;
     ModelNotes notes;  ///< at first those that it is placed by
-    std::size_t first_parameter;
-    std::size_t count;
+    std::vector<const ManagedParameter*> parameters;
     bool is_laid_out_by_use;
     std::uint64_t largest_chunk_bytes;  ///< on the device
     bool is_learned = false;
@@ -214,8 +215,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   void note_refusal(ModelNotes& notes) const;
   void note_step_times(ModelNotes& notes) const;
   void keep(Model& model, ModelNotes notes);
-  /// What the whole run has needed, and how long its steps were.
-  void learn_at_end();
+  /// What the whole run has needed, and how long its steps were. The session or the model ends.
+  void learn_at_end(Model& model) noexcept;
   StepClock::Moment moment() const;
   /// What notes and measurements tell of it.
   StepRates step_rates() const;
@@ -230,6 +231,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::uint64_t bytes_on_host(const at::Tensor& tensor) const;
   void remove_chunk(ChunkId id);
   void remove_set(std::uint32_t set);
+  void remove_empty_sets();
   /// The parameter's new storage holds its bytes in the run that it has.
   void refill(ManagedParameter& parameter);
   /// The parameters are of another type or size now, or have gradients, and get other runs.
@@ -326,7 +328,8 @@ class SessionState final : public OpPinner, public ProgramMemory {
   std::shared_ptr<Gradients> gradients_;
   std::shared_ptr<OffloadedActivations> activations_;  ///< null where they do not leave the device
   std::shared_ptr<ActivationPlanner> planner_;         ///< null where nobody has to plan
-  std::deque<ManagedParameter> parameters_;            // stable addresses
+  std::list<ManagedParameter> parameters_;             // by number, at stable addresses
+  std::uint64_t managed_so_far_ = 0;                   ///< parameters, those that have died too
   std::vector<ManagedBuffer> buffers_;
   std::vector<std::shared_ptr<ManagedStorage>> left_behind_;  ///< by a `manage` that failed
   std::unordered_map<const ManagedStorage*, ManagedParameter*> by_storage_;

@@ -174,6 +174,30 @@ TEST_P(Threads, one_that_evaluates_beside_one_that_trains_leaves_its_bits_alone)
   expect_sound_books(session);
 }
 
+TEST_P(Threads, one_whose_models_die_disturbs_none_that_trains) {
+  const auto expected_first = seen_unmanaged(1);
+  const auto expected_others = seen_unmanaged(2);
+  Session session(config());
+  Pupil first(&session, 1);
+  session.manage(*first.model);
+  at_once({[&] {
+             AdamW optimizer(session, first.groups(), AdamW::Options(1e-2));
+             first.train(optimizer);
+           },
+           [&] {
+             for (int i = 0; i < 4; ++i) {
+               Pupil other(&session, 2);
+               session.manage(*other.model);
+               AdamW optimizer(session, other.groups(), AdamW::Options(1e-2));
+               other.train(optimizer);
+               expect_same_bits(other.seen, expected_others);
+             }
+           }});
+  expect_same_bits(first.seen, expected_first);
+  expect_bytes_moved(session);
+  expect_sound_books(session);
+}
+
 TEST_P(Threads, one_that_brings_its_model_under_management_disturbs_none_that_trains) {
   const auto expected_first = seen_unmanaged(1);
   const auto expected_second = seen_unmanaged(2);
