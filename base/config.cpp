@@ -147,7 +147,7 @@ Config Config::parse(std::string_view text, std::string_view name, const std::ve
     throw ConfigError(origin.prefix(error.source()) + std::string(error.description()));
   }
   for (const std::string& assignment : overrides) apply_assignment(assignment, config);
-  check_together(config, origin.name);
+  check_together(config, overrides.empty() ? origin.name : origin.name + " with what overrides it");
   return config;
 }
 

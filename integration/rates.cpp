@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 
 /// The format; it goes up when a field changes its meaning.
 constexpr int kVersion = 2;
+constexpr std::uintmax_t kMostBytes = 1U << 20U;
 
 /// What rates are true of.
 Json this_machine() {
@@ -124,10 +125,12 @@ std::string path_key(const fs::path& folder) {
 RatesFile::RatesFile() : path_(user_cache_path("rates.json")) {}
 
 Rates RatesFile::load() const {
-  std::ifstream file(path_, std::ios::binary);
-  if (path_.empty() || !file) return {};
+  std::error_code ignored;
+  if (path_.empty() || !fs::exists(path_, ignored)) return {};
   std::string why;
   try {
+    if (fs::file_size(path_) > kMostBytes) throw std::runtime_error("it is too long");  // and nobody waits for a pipe
+    std::ifstream file(path_, std::ios::binary);
     const Json json = Json::parse(file);
     why = why_foreign(json);
     if (why.empty()) return rates_from(json);

@@ -192,6 +192,15 @@ TEST(Config, a_share_on_nvme_needs_a_path) {
   EXPECT_EQ(parse_error("placement.optimizer = { host = 1, nvme = 0 }"), "no error");
 }
 
+TEST(Config, blames_what_overrides_a_file_with_it_where_values_do_not_go_together) {
+  try {
+    Config::parse("", "t.toml", {"placement.parameters={nvme=1}"});
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(std::string(error.what()).substr(0, 58), "t.toml with what overrides it: placement.parameters puts a");
+  }
+}
+
 TEST(Config, chunks_on_the_device_are_part_of_its_memory) {
   EXPECT_EQ(parse_error("[device]\nmemory = '1MiB'\nchunks = '2MiB'")
                 .find("t.toml: device.chunks (2MiB) is more than device.memory (1MiB)"),

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <sys/stat.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -93,6 +94,16 @@ TEST_F(RatesTest, of_a_broken_file_are_ignored_with_a_line) {
     EXPECT_THAT(logged_, HasSubstr("rates.json are ignored: it is broken")) << from;
   }
   std::ofstream(file_.path()) << "[1]";
+  EXPECT_TRUE(is_empty(load()));
+  EXPECT_THAT(logged_, HasSubstr("it is broken"));
+  std::ofstream(file_.path()) << std::string(2 << 20, ' ');
+  EXPECT_TRUE(is_empty(load()));
+  EXPECT_THAT(logged_, HasSubstr("it is too long"));
+}
+
+TEST_F(RatesTest, are_not_waited_for_where_a_pipe_is_in_their_place) {
+  fs::create_directory(file_.path().parent_path());
+  ASSERT_EQ(::mkfifo(file_.path().c_str(), 0600), 0);
   EXPECT_TRUE(is_empty(load()));
   EXPECT_THAT(logged_, HasSubstr("it is broken"));
 }
