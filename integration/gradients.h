@@ -32,8 +32,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   /// `program_mutex` outlives what calls in here but for hooks, which look at `closed` first.
   Gradients(AccessStream& stream, std::shared_ptr<StorageRegistry> registry, std::recursive_mutex& program_mutex);
 
-  /// Hooks the parameter's gradient accumulator, a second time if it has another one now. `parameter` outlives this
-  /// object.
+  /// Hooks the parameter's gradient accumulator, a second time if it has another one now. `parameter` outlives its
+  /// accumulator and its tensor.
   void watch(ManagedParameter& parameter);
 
   /// Has what a hook of the program, added to the accumulator since, does before a gradient is added see what is

@@ -10,7 +10,7 @@ void LastGradients::begin_step(std::span<ManagedParameter* const> trained) {
   }
   for (ManagedParameter* const parameter : trained) {
     if (!parameter->before_accumulation) {
-      watched_.insert(parameter);
+      watched_.insert(parameter->number);
       parameter->before_accumulation = [this, parameter] { count(parameter->chunk_set); };
     }
   }
@@ -18,7 +18,7 @@ void LastGradients::begin_step(std::span<ManagedParameter* const> trained) {
 
 void LastGradients::end(SessionState& state) {
   for (ManagedParameter& parameter : state.parameters()) {
-    if (watched_.contains(&parameter)) {
+    if (watched_.contains(parameter.number)) {
       parameter.before_accumulation = nullptr;
     }
   }

@@ -44,7 +44,7 @@ class LastGradients {
 
   const Last last_;
   std::unordered_map<std::uint32_t, Count> counts_;  ///< of gradients, by set of chunks
-  std::unordered_set<const ManagedParameter*> watched_;
+  std::unordered_set<std::uint64_t> watched_;        ///< numbers of parameters, which may have died since
 };
 
 }  // namespace terrace

@@ -1,32 +1,33 @@
 // Parameters and buffers that died with their model: only the session, and what hangs on them, still has them.
 
 #include <algorithm>
-#include <exception>
 
 #include <torch/csrc/autograd/function.h>
 
-#include "base/log.h"
 #include "integration/session_state.h"
 
 namespace terrace {
 namespace {
 
-/// Views have its storage, too.
-bool is_held_by_others(const at::Tensor& tensor, std::size_t holders) {
-  return tensor.use_count() > holders || (tensor.has_storage() && tensor.storage().use_count() > 1);
-}
+bool is_held_by_others(const at::Tensor& tensor, std::size_t holders) { return tensor.use_count() > holders; }
 
 bool has_gradient_held_by_others(const ManagedParameter& parameter) {
   const at::Tensor& gradient = parameter.tensor.grad();
-  if (gradient.defined() && is_held_by_others(gradient, 1)) {
+  if (gradient.defined() &&
+      (is_held_by_others(gradient, 1) || (gradient.has_storage() && gradient.storage().use_count() > 1))) {
     return true;
   }
   const auto run = parameter.gradient.lock();
   return run && (!gradient.defined() || ManagedStorage::of(gradient) != run.get());
 }
 
+/// By a view, or by whoever has a tensor that shared it.
+bool has_storage_held_by_others(const ManagedParameter& parameter) {
+  return ManagedStorage::of(parameter.tensor) == parameter.storage.get() && parameter.tensor.storage().use_count() > 1;
+}
+
 bool is_dead(const ManagedParameter& parameter) {
-  if (parameter.before_accumulation || parameter.after_accumulation) {
+  if (parameter.after_accumulation) {
     return false;  // an optimizer watches it
   }
   const auto accumulator = parameter.accumulator.lock();
@@ -34,19 +35,32 @@ bool is_dead(const ManagedParameter& parameter) {
   if (accumulator && accumulator.use_count() > kept_by_storage_and_here) {
     return false;  // a graph has it
   }
-  return !is_held_by_others(parameter.tensor, accumulator ? 2 : 1) && !has_gradient_held_by_others(parameter);
+  return !is_held_by_others(parameter.tensor, accumulator ? 2 : 1) && !has_storage_held_by_others(parameter) &&
+         !has_gradient_held_by_others(parameter);
 }
 
 }  // namespace
 
 void SessionState::forget_dead() {
   const auto held = lock();
-  gradients_->notice_dead_storages();
-  std::erase_if(buffers_, [](const ManagedBuffer& buffer) { return !is_held_by_others(buffer.tensor, 1); });
+  for (std::size_t before = 0; before != buffers_.size() + parameters_.size();) {  // what dies may have held others
+    before = buffers_.size() + parameters_.size();
+    gradients_->notice_dead_storages();
+    std::erase_if(buffers_, [](const ManagedBuffer& buffer) { return !is_held_by_others(buffer.tensor, 1); });
+    forget_dead_parameters();
+  }
+}
+
+void SessionState::forget_dead_parameters() {
   if (std::none_of(parameters_.begin(), parameters_.end(), is_dead)) {
     return;
   }
   updates_->settle();  // which holds gradients, and chunks
+  for (const ManagedParameter& parameter : parameters_) {
+    if (is_dead(parameter) && ManagedStorage::of(parameter.tensor) != parameter.storage.get()) {
+      gradients_->make_ordinary(*parameter.storage);  // which was replaced: whoever still holds it keeps its bytes
+    }
+  }
   std::list<ManagedParameter> dead;
   for (auto next = parameters_.begin(); next != parameters_.end();) {
     const auto parameter = next++;

@@ -291,6 +291,7 @@ std::uint64_t SessionState::bytes_on_host(const at::Tensor& tensor) const {
 }
 
 void SessionState::manage_buffers(torch::nn::Module& module, UniqueNames& names) {
+  std::erase_if(buffers_, [](const ManagedBuffer& buffer) { return is_in_a_chunk(buffer.tensor); });
   for (const auto& item : module.named_buffers(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     const bool is_known = std::any_of(buffers_.begin(), buffers_.end(),

@@ -171,6 +171,7 @@ class SessionState final : public OpPinner, public ProgramMemory {
   /// Throws ConfigError, naming the parameter, if the program has asked LibTorch for gradients of another type than the
   /// session sums up.
   void require_gradient_type(const ManagedParameter& parameter) const;
+  void forget_dead_parameters();
   /// Has the parameter's gradients come under management, and the one that it has.
   void watch(ManagedParameter& parameter);
   /// Where `move_in` fails the tensors are what they were before, and no chunk is left behind.

@@ -220,6 +220,129 @@ TEST(DeadModels, whose_optimizer_updates_within_backward_go_when_both_have_ended
   });
 }
 
+// What the program holds of a storage that a parameter had before.
+TEST(DeadModels, leave_a_storage_that_was_replaced_to_who_holds_it) {
+  expect_the_bits_of_unmanaged([](World& world) {
+    Tensors results;
+    at::Tensor before;
+    at::Tensor from_graph;
+    at::Tensor input = torch::randn({8, width}, torch::requires_grad());
+    {
+      const auto model = world.build<Mlp>();
+      before = model->parameters().front().detach();
+      model->parameters().front().set_data(torch::ones_like(before));
+      const auto frozen = world.build<Mlp>();
+      for (at::Tensor& parameter : frozen->parameters()) {
+        parameter.set_requires_grad(false);
+      }
+      from_graph = frozen->forward(input);
+      for (at::Tensor& parameter : frozen->parameters()) {
+        parameter.set_data(torch::zeros_like(parameter));
+      }
+    }
+    train_one(world, results);
+    from_graph.backward();
+    results.push_back(input.grad().clone());
+    results.push_back(before.clone());
+    train_one(world, results);
+    return results;
+  });
+}
+
+TEST(DeadModels, that_were_given_the_storage_of_another_are_in_nobodys_way) {
+  const Config config = tight();
+  World world(&config);
+  const auto student = world.build<Mlp>();
+  const std::size_t parameters = student->parameters().size();
+  {
+    const auto teacher = world.build<Mlp>();
+    for (std::size_t i = 0; i < parameters; ++i) {
+      teacher->parameters()[i].set_data(student->parameters()[i]);
+    }
+  }
+  Tensors losses;
+  EXPECT_NO_THROW(train(*student, *world.adamw(*student), 2, losses));
+  EXPECT_EQ(names_in(*world.session).size(), parameters);
+}
+
+TEST(DeadModels, of_which_hooks_of_one_hold_another_go_together) {
+  const Config config = tight();
+  World world(&config);
+  {
+    const auto model = world.build<Normalized>();
+    const std::vector<at::Tensor> parameters = model->parameters();
+    for (std::size_t i = 1; i < parameters.size(); ++i) {
+      parameters[i].register_hook([next = parameters[i - 1]](const at::Tensor& gradient) { return gradient; });
+    }
+    parameters.front().register_hook(
+        [buffer = model->buffers().front()](const at::Tensor& gradient) { return gradient; });
+  }
+  const auto next = world.build<Normalized>();
+  EXPECT_EQ(names_in(*world.session).size(), next->parameters().size());
+  for (const std::string& name : names_in(*world.session)) {
+    EXPECT_EQ(name.find('#'), std::string::npos) << name;
+  }
+}
+
+namespace {
+
+struct SharesABuffer : torch::nn::Module {
+  SharesABuffer() {
+    const at::Tensor both = torch::randn({2, width});
+    register_buffer("sine", both[0]);
+    register_buffer("cosine", both[1]);
+  }
+};
+
+struct HasAParameter : torch::nn::Module {
+  explicit HasAParameter(const at::Tensor& tensor) {
+    register_parameter("of_another", tensor, /*requires_grad=*/false);
+  }
+};
+
+}  // namespace
+
+TEST(DeadModels, give_back_buffers_that_share_a_storage_or_became_parameters) {
+  const TemporaryFolder folder;
+  const Config config = tight();
+  World world(&config);
+  {
+    const auto one = world.build<SharesABuffer>();
+    const auto other = world.build<HasAParameter>(torch::randn({width}));
+    struct Both : torch::nn::Module {
+      explicit Both(const at::Tensor& tensor) { register_buffer("buffer", tensor); }
+    };
+    const auto shared = world.make([] { return torch::randn({width}); });
+    const auto as_buffer = world.build<Both>(shared);
+    const auto as_parameter = world.build<HasAParameter>(shared);
+  }
+  const auto next = world.build<SharesABuffer>();
+  world.session->save(folder.path() / "one");
+  EXPECT_EQ(names_in(*world.session).size(), 0U);
+  EXPECT_LE(world.session->memory_usage().now(Tier::device, Kind::buffer), 4 * width * sizeof(float));
+  EXPECT_NO_THROW(world.session->load(folder.path() / "one"));
+}
+
+TEST(DeadModels, of_an_optimizer_that_has_let_go_of_them_go_also_where_it_clips) {
+  const Config config = tight();
+  World world(&config);
+  std::unique_ptr<AdamW> optimizer;
+  Tensors losses;
+  std::size_t parameters = 0;
+  for (int i = 0; i < 24; ++i) {
+    const auto model = world.build<Mlp>();
+    parameters = model->parameters().size();
+    if (optimizer == nullptr) {
+      optimizer = std::make_unique<AdamW>(
+          *world.session, AdamW::Groups{torch::optim::OptimizerParamGroup(model->parameters())}, AdamW::Options(1e-2));
+      optimizer->max_gradient_norm(0.1);
+    }
+    optimizer->param_groups()[0].params() = model->parameters();
+    train(*model, *optimizer, 2, losses);
+  }
+  EXPECT_EQ(names_in(*world.session).size(), parameters);
+}
+
 TEST(DeadModels, end_with_a_step_that_nobody_waits_for) {
   const TemporaryFolder folder;
   const Config config = tight_on_nvme(folder);
