@@ -36,7 +36,7 @@ void Budget::add(Kind kind, std::uint64_t bytes) noexcept {
   raise_to(gauge.peak, gauge.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
   if (!is_chunk_kind(kind)) {
     raise_to(program_peak_, program_now_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
-    hold(bytes);
+    add_held(bytes);
   }
 }
 
@@ -44,7 +44,7 @@ void Budget::subtract(Kind kind, std::uint64_t bytes) noexcept {
   kinds_[index_of(kind)].now.fetch_sub(bytes, std::memory_order_relaxed);
   if (!is_chunk_kind(kind)) {
     program_now_.fetch_sub(bytes, std::memory_order_relaxed);
-    let_go(bytes);
+    held_.now.fetch_sub(bytes, std::memory_order_relaxed);
   }
 }
 

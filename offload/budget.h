@@ -62,10 +62,16 @@ class Budget {
   // What cannot leave: all that kinds which are not chunks use, and of chunks what is held here.
   /// From now on, until `let_go`, so many bytes of chunks cannot be given back: they rest here or are pinned.
   void hold(std::uint64_t bytes) noexcept {
-    raise_to(held_.peak, held_.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+    held_chunks_.fetch_add(bytes, std::memory_order_relaxed);
+    add_held(bytes);
   }
-  void let_go(std::uint64_t bytes) noexcept { held_.now.fetch_sub(bytes, std::memory_order_relaxed); }
+  void let_go(std::uint64_t bytes) noexcept {
+    held_chunks_.fetch_sub(bytes, std::memory_order_relaxed);
+    held_.now.fetch_sub(bytes, std::memory_order_relaxed);
+  }
   std::uint64_t held() const noexcept { return held_.now.load(std::memory_order_relaxed); }
+  /// Of that what is chunks'.
+  std::uint64_t held_chunk_bytes() const noexcept { return held_chunks_.load(std::memory_order_relaxed); }
   /// So much has to fit at one moment, whether it is taken or not.
   void need(std::uint64_t bytes) noexcept;
   /// The most that could not leave at one moment: with a smaller capacity something of it would have found no room.
@@ -93,6 +99,9 @@ class Budget {
   /// All counts but the total.
   void add(Kind kind, std::uint64_t bytes) noexcept;
   void subtract(Kind kind, std::uint64_t bytes) noexcept;
+  void add_held(std::uint64_t bytes) noexcept {
+    raise_to(held_.peak, held_.now.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  }
 
   const Tier tier_;
   const std::uint64_t capacity_;
@@ -103,6 +112,7 @@ class Budget {
   std::atomic<std::uint64_t> sample_peak_{0};
   std::atomic<std::uint64_t> program_now_{0};
   std::atomic<std::uint64_t> program_peak_{0};
+  std::atomic<std::uint64_t> held_chunks_{0};
   Gauge held_;  ///< with what the program uses
 };
 

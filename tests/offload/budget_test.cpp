@@ -54,7 +54,9 @@ TEST(Budget, what_is_needed_is_the_most_that_could_not_leave_at_one_moment) {
   budget.hold(20);
   ASSERT_TRUE(budget.try_reserve(Kind::buffer, 15));
   EXPECT_EQ(budget.held(), 35u);
+  EXPECT_EQ(budget.held_chunk_bytes(), 20u);
   budget.let_go(20);
+  EXPECT_EQ(budget.held_chunk_bytes(), 0u);
   budget.release(Kind::buffer, 10);
   EXPECT_EQ(budget.held(), 5u);
   ASSERT_TRUE(budget.try_reserve(Kind::other, 25));
