@@ -50,6 +50,7 @@ struct BareNvme::Ring {
         depth(of.depth),
         own_memory(of.own_memory),
         checksums(of.checksums),
+        in_place(of.in_place),
         reads(whole_blocks(read_bytes)),
         writes(whole_blocks(written_bytes)) {
     memory = map_memory(folder, (own_memory ? reads + writes : 2 * depth) * block_bytes);
@@ -78,6 +79,9 @@ struct BareNvme::Ring {
     return memory.data() + (own_memory ? block : slot) * block_bytes;
   }
   std::uint64_t whole_blocks(std::uint64_t bytes) const { return (bytes + block_bytes - 1) / block_bytes; }
+  std::uint64_t offset_of(std::uint64_t block) const {
+    return base + (in_place && block >= reads ? block - reads : block) * block_bytes;
+  }
   void take_checksum(const std::byte* of) {
     if (checksums) all_checksums ^= checksum_of({of, block_bytes});
   }
@@ -87,7 +91,7 @@ struct BareNvme::Ring {
     const bool is_read = slot < depth;
     const int descriptor = knows_file ? 0 : file;
     const auto length = static_cast<unsigned>(block_bytes);
-    const std::uint64_t offset = base + block * block_bytes;
+    const std::uint64_t offset = offset_of(block);
     std::byte* const at = buffer(slot, block);
     if (!is_read) take_checksum(at);
     if (is_read && registered) {
@@ -101,6 +105,13 @@ struct BareNvme::Ring {
     }
     if (knows_file) entry->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data64(entry, block << 32U | slot);
+  }
+
+  void load() const {
+    for (std::uint64_t block = reads; block < reads + writes; ++block) {
+      const ssize_t moved = pread(file, buffer(0, block), block_bytes, static_cast<off_t>(offset_of(block)));
+      if (moved != static_cast<ssize_t>(block_bytes)) fail(folder, "reading a block", moved < 0 ? errno : EIO);
+    }
   }
 
   /// Blocks [0, reads) are read and [first_written, first_written + writes) written.
@@ -140,6 +151,7 @@ struct BareNvme::Ring {
   const unsigned depth;
   const bool own_memory;
   const bool checksums;
+  const bool in_place;
   const std::uint64_t reads;   // blocks of the first region
   const std::uint64_t writes;  // and of the second
   std::uint64_t all_checksums = 0;
@@ -164,6 +176,8 @@ BareNvme::BareNvme(const Part& part, std::uint64_t read_bytes, std::uint64_t wri
     : ring_(std::make_unique<Ring>(part.file, part.offset, read_bytes, written_bytes, options, 0)) {}
 
 BareNvme::~BareNvme() = default;
+
+void BareNvme::load() { ring_->load(); }
 
 double BareNvme::seconds(std::uint64_t read_bytes, std::uint64_t written_bytes) {
   const std::uint64_t reads = std::min(ring_->whole_blocks(read_bytes), ring_->reads);
@@ -220,14 +234,6 @@ BareNvmeBesideChecksums::BareNvmeBesideChecksums(const BareNvme::Part& part, std
       block_bytes_(options.block_bytes),
       loop_(part, read_bytes, written_bytes, options),
       memory_(map_memory(part.file, loop_.most_blocks() * options.block_bytes)) {}
-
-BareNvmeBesideChecksums::BareNvmeBesideChecksums(const std::filesystem::path& folder, std::uint64_t read_bytes,
-                                                 std::uint64_t written_bytes, const BareNvme::Options& options)
-    : read_bytes_(read_bytes),
-      written_bytes_(written_bytes),
-      block_bytes_(options.block_bytes),
-      loop_(folder, std::max(read_bytes, written_bytes), options),
-      memory_(map_memory(folder, loop_.most_blocks() * options.block_bytes)) {}
 
 BareNvmeBesideChecksums::~BareNvmeBesideChecksums() { munmap(memory_.data(), memory_.size()); }
 

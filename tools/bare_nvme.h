@@ -16,8 +16,8 @@ namespace terrace {
 
 class BareNvme {
  public:
-  /// A part of a file that there is already, whose bytes may be overwritten: the blocks that are read, then those that
-  /// are written.
+  /// A part of a file that there is already: the blocks that are read, then those that are written, which are
+  /// overwritten unless they are written `in_place`.
   struct Part {
     std::filesystem::path file;
     std::uint64_t offset = 0;
@@ -28,6 +28,7 @@ class BareNvme {
     unsigned depth = 8;       ///< each way
     bool own_memory = false;  ///< for each block, as chunks have it; else a buffer for each operation in flight
     bool checksums = false;   ///< XXH3 of each block, before it is written and after it was read
+    bool in_place = false;    ///< the blocks that are read are those that are written, with what they hold; own_memory
   };
 
   /// Both regions have so many bytes each.
@@ -39,6 +40,9 @@ class BareNvme {
   BareNvme(const BareNvme&) = delete;
   BareNvme& operator=(const BareNvme&) = delete;
 
+  /// For what is written in place: brings what it holds. Nobody else may write there until `seconds` returns. Throws
+  /// IoError.
+  void load();
   /// Reads one region and writes another, each of at most `most_bytes`, whole blocks only. Throws IoError.
   double seconds(std::uint64_t read_bytes, std::uint64_t written_bytes);
   /// That `seconds` moves, of both regions together.
@@ -82,13 +86,12 @@ class BareNvmeBesideChecksums {
  public:
   BareNvmeBesideChecksums(const BareNvme::Part& part, std::uint64_t read_bytes, std::uint64_t written_bytes,
                           const BareNvme::Options& options);
-  /// On a file of its own in the folder.
-  BareNvmeBesideChecksums(const std::filesystem::path& folder, std::uint64_t read_bytes, std::uint64_t written_bytes,
-                          const BareNvme::Options& options);
   ~BareNvmeBesideChecksums();
   BareNvmeBesideChecksums(const BareNvmeBesideChecksums&) = delete;
   BareNvmeBesideChecksums& operator=(const BareNvmeBesideChecksums&) = delete;
 
+  /// As of `BareNvme`.
+  void load() { loop_.load(); }
   /// All of both; returns when all checksums are taken, too, which does not count. Throws IoError.
   double seconds();
   /// That `seconds` moves.

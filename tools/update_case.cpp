@@ -1,10 +1,12 @@
 #include "tools/update_case.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -18,10 +20,13 @@
 #include "integration/session.h"
 #include "offload/core_shares.h"
 #include "offload/emulated_computation.h"
+#include "offload/extent_format.h"
+#include "offload/nvme_paths.h"
 #include "optimizer/update_threads.h"
 #include "tools/bare_nvme.h"
 #include "tools/bench_case.h"
 #include "tools/bench_session.h"
+#include "tools/made_folders.h"
 #include "tools/stand_in.h"
 #include "tools/update_arrays.h"
 #include "tools/update_traffic.h"
@@ -70,14 +75,14 @@ double state_bytes(const UpdateSetting& setting) {
   return static_cast<double>(master_bytes(format, setting.type) + 2 * bytes_of(moment_type(format)));
 }
 
-Config config_of(const UpdateSetting& setting, double elements) {
+Config config_of(const UpdateSetting& setting, double elements, const std::filesystem::path& folder) {
   const double parameters = static_cast<double>(bytes_of(setting.type)) * elements;
   const double states = state_bytes(setting) * elements;
   Config config;
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.host.memory = whole(2 * parameters * kSlack + kHostRoom);
-  config.nvme.paths = {setting.folder};
+  config.nvme.paths = {folder};
   config.nvme.memory = whole(states * kSlack + 64 * kMiB);
   config.placement.parameters = Config::Shares{.host = 1};
   config.placement.gradients = Config::Shares{.host = 1};
@@ -97,6 +102,24 @@ void require_memory(const Config& config, double arrays) {
                         ", and " + format_bytes(available) + " of memory are available",
                     "lower --layers");
 }
+
+/// A folder in the given one for the states alone, so that their file is the one that is there. It goes with them.
+class StatesFolder {
+ public:
+  explicit StatesFolder(const std::filesystem::path& folder)
+      : path_(folder / ("terrace-bench-update-" + std::to_string(::getpid()))), made_({path_}) {
+    make_nvme_folder(path_);
+  }
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  BareNvme::Part extents() const {
+    return {std::filesystem::directory_iterator(path_)->path(), ExtentFileHeader::kBytes};
+  }
+
+ private:
+  std::filesystem::path path_;
+  MadeFolders made_;
+};
 
 /// A managed stand-in whose states rest on NVMe.
 class Model {
@@ -260,6 +283,7 @@ HiddenUpdate measure_hidden(Updates& updates, const PairOptions& options, Step&&
   std::vector<double> without;
   std::vector<double> compute;
   std::vector<double> alone;
+  step(update_compute_share * updates.recent(), true);  // the first steps of another program run ahead of nothing
   const Comparison exposed = compare_in_pairs(
       options,
       [&] {
@@ -299,13 +323,17 @@ void pass_in_step(const UpdateRun& run, const UpdateThreads& threads, const Bare
   }
 }
 
-/// Against the floors, each a loop of its own that knows nothing of chunks and sessions.
-void measure_fraction(Updates& updates, const UpdateArrays& arrays, std::size_t elements_of_chunk,
-                      const UpdateThreads& threads, PairOptions options, UpdateCase& result) {
-  BareNvme::Options loop{.block_bytes = result.block_bytes, .depth = static_cast<unsigned>(result.depth)};
-  BareNvme drive(result.setting.folder, whole(std::max(result.read_bytes, result.written_bytes)), loop);
-  loop.own_memory = true;  // as an update's states have
-  BareNvmeBesideChecksums beside(result.setting.folder, whole(result.read_bytes), whole(result.written_bytes), loop);
+/// Against the floors, each a loop of its own that knows nothing of chunks and sessions. Those of the drive go over the
+/// states where they are: drives, and what lies under them, are not equally fast everywhere.
+void measure_fraction(Updates& updates, const BareNvme::Part& states, const UpdateArrays& arrays,
+                      std::size_t elements_of_chunk, const UpdateThreads& threads, PairOptions options,
+                      UpdateCase& result) {
+  const BareNvme::Options loop{.block_bytes = result.block_bytes,
+                               .depth = static_cast<unsigned>(result.depth),
+                               .own_memory = true,  // as an update's states have
+                               .in_place = true};
+  BareNvme drive(states, whole(result.read_bytes), whole(result.written_bytes), loop);
+  BareNvmeBesideChecksums beside(states, whole(result.read_bytes), whole(result.written_bytes), loop);
   std::vector<double> nvme;
   std::vector<double> dram;
   std::vector<double> together;
@@ -314,10 +342,12 @@ void measure_fraction(Updates& updates, const UpdateArrays& arrays, std::size_t 
   const Comparison comparison = compare_in_pairs(
       options,
       [&] {
+        drive.load();
         nvme.push_back(drive.seconds(whole(result.read_bytes), whole(result.written_bytes)));
         const Stopwatch watch;
         pass_over(arrays.run(), threads);
         dram.push_back(watch.elapsed_seconds());
+        beside.load();
         const Stopwatch both;
         std::jthread passing([&, before = beside.loop().blocks_moved()](const std::stop_token& stop) {
           pass_in_step(arrays.run(), threads, beside, before, elements_of_chunk, stop);
@@ -350,10 +380,11 @@ void measure_fraction(Updates& updates, const UpdateArrays& arrays, std::size_t 
 UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& options) {
   const ThreadsOfLibTorch one_thread(1);
   const double elements = elements_of(setting);
-  const Config config = config_of(setting, elements);
+  const StatesFolder folder(setting.folder);
+  const Config config = config_of(setting, elements, folder.path());
   const auto parameter_bytes = static_cast<double>(bytes_of(setting.type));
-  // The arrays, and what the loops beside each other read, write and take checksums of.
-  require_memory(config, (2 * parameter_bytes + 5 * state_bytes(setting)) * elements);
+  // The arrays, what either of the drive's loops reads and writes, and what checksums are taken of.
+  require_memory(config, (2 * parameter_bytes + 7 * state_bytes(setting)) * elements);
   const MemoryPlan plan = plan_of(config);
   UpdateCase result;
   result.setting = setting;
@@ -374,7 +405,8 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.written_bytes = std::min(model.traffic().moved(Link::host_to_nvme), static_cast<double>(result.state_bytes));
   const UpdateThreads threads(result.threads);
   const UpdateArrays arrays(setting.type, setting.type, state_format(setting.states), result.parameters);
-  measure_fraction(updates, arrays, plan.chunk_bytes / bytes_of(setting.type), threads, options, result);
+  measure_fraction(updates, folder.extents(), arrays, plan.chunk_bytes / bytes_of(setting.type), threads, options,
+                   result);
   PairOptions hidden = options;
   hidden.target = std::nullopt;
   result.behind_step = measure_hidden(updates, hidden, [&](double compute_seconds, bool with_update) {

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 
@@ -116,6 +117,46 @@ class CompareAdamTest(unittest.TestCase):
         module.seconds = lambda side, repetitions: 1.0 if side.name != "other" else 1.0 + next(turns) % 2
         case = module.compare(Side("terrace"), Side("other"), 30, 1.4)
         self.assertEqual((case["pairs"], case["verdict"]), (120, "missed"))
+
+
+class ProcessorsAwakeTest(unittest.TestCase):
+    def test_each_has_a_process_of_idle_priority_for_as_long_as_something_is_measured(self):
+        with load().processors_awake() as spinning:
+            self.assertEqual(len(spinning), len(os.sched_getaffinity(0)))
+            wait_until(lambda: all(os.sched_getscheduler(child) == os.SCHED_IDLE for child in spinning))
+            self.assertEqual({tuple(os.sched_getaffinity(child)) for child in spinning},
+                             {(processor,) for processor in os.sched_getaffinity(0)})
+        self.assertFalse(any(map(is_running, spinning)))
+
+    def test_they_end_with_a_process_that_was_killed(self):
+        program = ("import importlib.machinery, importlib.util, time\n"
+                   f"loader = importlib.machinery.SourceFileLoader('compare_adam', {SCRIPT!r})\n"
+                   "module = importlib.util.module_from_spec(importlib.util.spec_from_loader('compare_adam', loader))\n"
+                   "loader.exec_module(module)\n"
+                   "with module.processors_awake() as spinning:\n"
+                   "    print(*spinning, flush=True)\n"
+                   "    time.sleep(60)\n")
+        with subprocess.Popen([sys.executable, "-B", "-c", program], stdout=subprocess.PIPE, text=True) as measuring:
+            spinning = [int(child) for child in measuring.stdout.readline().split()]
+            self.assertTrue(spinning)
+            measuring.kill()
+            wait_until(lambda: not any(map(is_running, spinning)))
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"  # dead, and nobody has asked for it
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(holds):
+    end = time.monotonic() + 30
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.01)
 
 
 class Side:
