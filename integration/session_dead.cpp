@@ -1,6 +1,8 @@
 // Parameters and buffers that died with their model: only the session, and what hangs on them, still has them.
 
 #include <algorithm>
+#include <list>
+#include <vector>
 
 #include <torch/csrc/autograd/function.h>
 
@@ -52,21 +54,22 @@ void SessionState::forget_dead() {
 }
 
 void SessionState::forget_dead_parameters() {
-  if (std::none_of(parameters_.begin(), parameters_.end(), is_dead)) {
+  std::vector<std::list<ManagedParameter>::iterator> found;
+  for (auto parameter = parameters_.begin(); parameter != parameters_.end(); ++parameter) {
+    if (is_dead(*parameter)) {
+      found.push_back(parameter);
+    }
+  }
+  if (found.empty()) {
     return;
   }
   updates_->settle();  // which holds gradients, and chunks
-  for (const ManagedParameter& parameter : parameters_) {
-    if (is_dead(parameter) && ManagedStorage::of(parameter.tensor) != parameter.storage.get()) {
-      gradients_->make_ordinary(*parameter.storage);  // which was replaced: whoever still holds it keeps its bytes
-    }
-  }
   std::list<ManagedParameter> dead;
-  for (auto next = parameters_.begin(); next != parameters_.end();) {
-    const auto parameter = next++;
-    if (is_dead(*parameter)) {
-      dead.splice(dead.end(), parameters_, parameter);
+  for (const auto parameter : found) {
+    if (ManagedStorage::of(parameter->tensor) != parameter->storage.get()) {
+      gradients_->make_ordinary(*parameter->storage);  // which was replaced: whoever still holds it keeps its bytes
     }
+    dead.splice(dead.end(), parameters_, parameter);
   }
   std::erase_if(models_, [&](Model& model) {
     const bool has_lost_some = std::any_of(dead.begin(), dead.end(), [&](const ManagedParameter& parameter) {

@@ -38,7 +38,7 @@ struct AdamWKernel {
   }
 };
 
-// Most steps of a training that clips are not clipped.
+// A step that does not scale its gradients saves a multiplication of each.
 void update(const AdamWStep& step, const UpdateRun& run) {
   step.gradient_scale == 1 ? update_by<AdamWKernel<false>>(step, run) : update_by<AdamWKernel<true>>(step, run);
 }

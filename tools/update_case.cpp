@@ -5,8 +5,8 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <system_error>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -21,12 +21,10 @@
 #include "offload/core_shares.h"
 #include "offload/emulated_computation.h"
 #include "offload/extent_format.h"
-#include "offload/nvme_paths.h"
 #include "optimizer/update_threads.h"
 #include "tools/bare_nvme.h"
 #include "tools/bench_case.h"
 #include "tools/bench_session.h"
-#include "tools/made_folders.h"
 #include "tools/stand_in.h"
 #include "tools/update_arrays.h"
 #include "tools/update_traffic.h"
@@ -75,14 +73,14 @@ double state_bytes(const UpdateSetting& setting) {
   return static_cast<double>(master_bytes(format, setting.type) + 2 * bytes_of(moment_type(format)));
 }
 
-Config config_of(const UpdateSetting& setting, double elements, const std::filesystem::path& folder) {
+Config config_of(const UpdateSetting& setting, double elements) {
   const double parameters = static_cast<double>(bytes_of(setting.type)) * elements;
   const double states = state_bytes(setting) * elements;
   Config config;
   config.device.kind = "emulated";
   config.device.memory = whole(kDeviceBytes);
   config.host.memory = whole(2 * parameters * kSlack + kHostRoom);
-  config.nvme.paths = {folder};
+  config.nvme.paths = {setting.folder};
   config.nvme.memory = whole(states * kSlack + 64 * kMiB);
   config.placement.parameters = Config::Shares{.host = 1};
   config.placement.gradients = Config::Shares{.host = 1};
@@ -103,23 +101,18 @@ void require_memory(const Config& config, double arrays) {
                     "lower --layers");
 }
 
-/// A folder in the given one for the states alone, so that their file is the one that is there. It goes with them.
-class StatesFolder {
- public:
-  explicit StatesFolder(const std::filesystem::path& folder)
-      : path_(folder / ("terrace-bench-update-" + std::to_string(::getpid()))), made_({path_}) {
-    make_nvme_folder(path_);
+/// Where a session of this process has its extents in that folder: in the file of such that is open.
+BareNvme::Part extents_in(const std::filesystem::path& folder) {
+  const std::filesystem::path canonical = std::filesystem::canonical(folder);
+  for (const auto& open : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed_meanwhile;
+    std::filesystem::path file = std::filesystem::read_symlink(open, closed_meanwhile);
+    if (file.parent_path() == canonical && file.extension() == ".extents") {
+      return {std::move(file), ExtentFileHeader::kBytes};
+    }
   }
-
-  const std::filesystem::path& path() const noexcept { return path_; }
-  BareNvme::Part extents() const {
-    return {std::filesystem::directory_iterator(path_)->path(), ExtentFileHeader::kBytes};
-  }
-
- private:
-  std::filesystem::path path_;
-  MadeFolders made_;
-};
+  throw LogicError("bench: no file of this process is open in " + folder.string() + ", where states are");
+}
 
 /// A managed stand-in whose states rest on NVMe.
 class Model {
@@ -380,8 +373,7 @@ void measure_fraction(Updates& updates, const BareNvme::Part& states, const Upda
 UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& options) {
   const ThreadsOfLibTorch one_thread(1);
   const double elements = elements_of(setting);
-  const StatesFolder folder(setting.folder);
-  const Config config = config_of(setting, elements, folder.path());
+  const Config config = config_of(setting, elements);
   const auto parameter_bytes = static_cast<double>(bytes_of(setting.type));
   // The arrays, what either of the drive's loops reads and writes, and what checksums are taken of.
   require_memory(config, (2 * parameter_bytes + 7 * state_bytes(setting)) * elements);
@@ -405,8 +397,8 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   result.written_bytes = std::min(model.traffic().moved(Link::host_to_nvme), static_cast<double>(result.state_bytes));
   const UpdateThreads threads(result.threads);
   const UpdateArrays arrays(setting.type, setting.type, state_format(setting.states), result.parameters);
-  measure_fraction(updates, folder.extents(), arrays, plan.chunk_bytes / bytes_of(setting.type), threads, options,
-                   result);
+  measure_fraction(updates, extents_in(setting.folder), arrays, plan.chunk_bytes / bytes_of(setting.type), threads,
+                   options, result);
   PairOptions hidden = options;
   hidden.target = std::nullopt;
   result.behind_step = measure_hidden(updates, hidden, [&](double compute_seconds, bool with_update) {
