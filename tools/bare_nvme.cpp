@@ -48,7 +48,7 @@ struct BareNvme::Ring {
         base(from),
         block_bytes(of.block_bytes),
         depth(of.depth),
-        own_memory(of.own_memory),
+        own_memory(of.own_memory || of.in_place),
         checksums(of.checksums),
         in_place(of.in_place),
         reads(whole_blocks(read_bytes)),

@@ -28,7 +28,7 @@ class BareNvme {
     unsigned depth = 8;       ///< each way
     bool own_memory = false;  ///< for each block, as chunks have it; else a buffer for each operation in flight
     bool checksums = false;   ///< XXH3 of each block, before it is written and after it was read
-    bool in_place = false;    ///< the blocks that are read are those that are written, with what they hold; own_memory
+    bool in_place = false;    ///< the blocks that are read are those that are written, with what they hold: own memory
   };
 
   /// Both regions have so many bytes each.
@@ -90,12 +90,11 @@ class BareNvmeBesideChecksums {
   BareNvmeBesideChecksums(const BareNvmeBesideChecksums&) = delete;
   BareNvmeBesideChecksums& operator=(const BareNvmeBesideChecksums&) = delete;
 
-  /// As of `BareNvme`.
-  void load() { loop_.load(); }
   /// All of both; returns when all checksums are taken, too, which does not count. Throws IoError.
   double seconds();
   /// That `seconds` moves.
   std::uint64_t blocks() const noexcept;
+  BareNvme& loop() noexcept { return loop_; }
   const BareNvme& loop() const noexcept { return loop_; }
 
  private:

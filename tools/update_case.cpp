@@ -321,12 +321,10 @@ void pass_in_step(const UpdateRun& run, const UpdateThreads& threads, const Bare
 void measure_fraction(Updates& updates, const BareNvme::Part& states, const UpdateArrays& arrays,
                       std::size_t elements_of_chunk, const UpdateThreads& threads, PairOptions options,
                       UpdateCase& result) {
-  const BareNvme::Options loop{.block_bytes = result.block_bytes,
-                               .depth = static_cast<unsigned>(result.depth),
-                               .own_memory = true,  // as an update's states have
-                               .in_place = true};
-  BareNvme drive(states, whole(result.read_bytes), whole(result.written_bytes), loop);
-  BareNvmeBesideChecksums beside(states, whole(result.read_bytes), whole(result.written_bytes), loop);
+  const BareNvme::Options in_place{
+      .block_bytes = result.block_bytes, .depth = static_cast<unsigned>(result.depth), .in_place = true};
+  BareNvmeBesideChecksums beside(states, whole(result.read_bytes), whole(result.written_bytes), in_place);
+  BareNvme& drive = beside.loop();
   std::vector<double> nvme;
   std::vector<double> dram;
   std::vector<double> together;
@@ -340,9 +338,9 @@ void measure_fraction(Updates& updates, const BareNvme::Part& states, const Upda
         const Stopwatch watch;
         pass_over(arrays.run(), threads);
         dram.push_back(watch.elapsed_seconds());
-        beside.load();
+        drive.load();
         const Stopwatch both;
-        std::jthread passing([&, before = beside.loop().blocks_moved()](const std::stop_token& stop) {
+        std::jthread passing([&, before = drive.blocks_moved()](const std::stop_token& stop) {
           pass_in_step(arrays.run(), threads, beside, before, elements_of_chunk, stop);
         });
         beside.seconds();
@@ -375,8 +373,8 @@ UpdateCase measure_update(const UpdateSetting& setting, const PairOptions& optio
   const double elements = elements_of(setting);
   const Config config = config_of(setting, elements);
   const auto parameter_bytes = static_cast<double>(bytes_of(setting.type));
-  // The arrays, what either of the drive's loops reads and writes, and what checksums are taken of.
-  require_memory(config, (2 * parameter_bytes + 7 * state_bytes(setting)) * elements);
+  // The arrays, what the drive's loop reads and writes, and what checksums are taken of.
+  require_memory(config, (2 * parameter_bytes + 5 * state_bytes(setting)) * elements);
   const MemoryPlan plan = plan_of(config);
   UpdateCase result;
   result.setting = setting;

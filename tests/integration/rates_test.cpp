@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <sys/stat.h>
 
@@ -14,6 +13,7 @@
 #include "base/log.h"
 #include "tests/base/environment_variable.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/base/text_of.h"
 
 namespace terrace {
 namespace {
@@ -27,11 +27,6 @@ Rates some_rates() {
   rates.paths["/data/terrace"] = {5e9, 6e9, "io_uring", 1 << 20, 8, true, "2026-02-01T12:00:00Z"};
   rates.links["emulated"] = {7e9, 8e9, "2026-02-02T12:00:00Z"};
   return rates;
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 class RatesTest : public testing::Test {

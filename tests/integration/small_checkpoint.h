@@ -22,6 +22,7 @@
 #include "integration/checkpoint_reader.h"
 #include "integration/checkpoint_writer.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/base/text_of.h"
 
 namespace terrace::testing {
 
@@ -96,11 +97,6 @@ inline std::filesystem::path data_file_in(const std::filesystem::path& folder) {
   }
   ADD_FAILURE() << "no data file in " << folder;
   return {};
-}
-
-inline std::string text_of(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 inline void write_text(const std::filesystem::path& path, const std::string& text) {

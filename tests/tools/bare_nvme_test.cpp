@@ -1,11 +1,8 @@
 #include "tools/bare_nvme.h"
 
 #include <cstddef>
-#include <cstdlib>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <unistd.h>
 
@@ -13,6 +10,7 @@
 
 #include "base/error.h"
 #include "tests/base/temporary_folder.h"
+#include "tests/base/text_of.h"
 
 namespace terrace {
 namespace {
@@ -21,15 +19,10 @@ constexpr std::size_t kBlock = 4096;
 constexpr std::size_t kBefore = kBlock;  // of another's, in front of the blocks
 constexpr std::size_t kBlocks = 40;
 
-std::string text_of(std::size_t bytes) {
+std::string mixed_text(std::size_t bytes) {
   std::string text(bytes, '\0');
   for (std::size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>((i * 2654435761U) >> 16U);
   return text;
-}
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 bool goes_direct(const std::filesystem::path& path) {
@@ -47,7 +40,7 @@ class BareNvmeInPlace : public testing::Test {
   }
 
   const TemporaryFolder folder_;
-  const std::string text_ = text_of(kBefore + kBlocks * kBlock);
+  const std::string text_ = mixed_text(kBefore + kBlocks * kBlock);
   const std::filesystem::path file_ = folder_.write("blocks", text_);
 };
 
@@ -57,7 +50,7 @@ TEST_F(BareNvmeInPlace, reads_and_writes_the_same_blocks_and_leaves_what_they_ho
     loop.load();
     EXPECT_GT(loop.seconds(kBlocks * kBlock, kBlocks * kBlock), 0);
     EXPECT_EQ(loop.blocks_moved(), 2 * kBlocks * static_cast<unsigned>(round));
-    EXPECT_EQ(contents(file_), text_) << "round " << round;
+    EXPECT_EQ(text_of(file_), text_) << "round " << round;
   }
 }
 
@@ -68,13 +61,13 @@ TEST_F(BareNvmeInPlace, writes_what_its_blocks_held_when_they_were_brought_last)
   folder_.write("blocks", later);
   loop.load();
   loop.seconds(kBlocks * kBlock, kBlocks * kBlock);
-  EXPECT_EQ(contents(file_), later);
+  EXPECT_EQ(text_of(file_), later);
 }
 
 TEST_F(BareNvmeInPlace, a_part_beyond_the_end_of_its_file_is_an_error) {
   BareNvme loop({file_, kBefore}, kBlocks * kBlock, (kBlocks + 1) * kBlock, in_place());
   EXPECT_THROW(loop.load(), IoError);
-  EXPECT_EQ(contents(file_), text_);
+  EXPECT_EQ(text_of(file_), text_);
 }
 
 }  // namespace

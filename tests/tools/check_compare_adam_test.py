@@ -129,14 +129,13 @@ class ProcessorsAwakeTest(unittest.TestCase):
         self.assertFalse(any(map(is_running, spinning)))
 
     def test_they_end_with_a_process_that_was_killed(self):
-        program = ("import importlib.machinery, importlib.util, time\n"
-                   f"loader = importlib.machinery.SourceFileLoader('compare_adam', {SCRIPT!r})\n"
-                   "module = importlib.util.module_from_spec(importlib.util.spec_from_loader('compare_adam', loader))\n"
-                   "loader.exec_module(module)\n"
-                   "with module.processors_awake() as spinning:\n"
+        program = ("import time\n"
+                   "from check_compare_adam_test import load\n"
+                   "with load().processors_awake() as spinning:\n"
                    "    print(*spinning, flush=True)\n"
                    "    time.sleep(60)\n")
-        with subprocess.Popen([sys.executable, "-B", "-c", program], stdout=subprocess.PIPE, text=True) as measuring:
+        with subprocess.Popen([sys.executable, "-B", "-c", program], cwd=os.path.dirname(os.path.abspath(__file__)),
+                              stdout=subprocess.PIPE, text=True) as measuring:
             spinning = [int(child) for child in measuring.stdout.readline().split()]
             self.assertTrue(spinning)
             measuring.kill()
