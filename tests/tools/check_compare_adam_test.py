@@ -33,6 +33,23 @@ class Tensor(types.SimpleNamespace):
         return self.size
 
 
+class Block:
+    """Bytes of a tensor: where they are, and how many."""
+
+    def __init__(self, address, size):
+        self.address, self.size = address, size
+
+    def data_ptr(self):
+        return self.address
+
+    def __getitem__(self, part):
+        assert 0 <= part.start <= part.stop <= self.size
+        return Block(self.address + part.start, part.stop - part.start)
+
+    def view(self, _):
+        return self
+
+
 class CompareAdamTest(unittest.TestCase):
     def test_without_its_library_it_says_how_to_build_it(self):
         result = run("--library", "/nonexistent.so")
@@ -55,6 +72,15 @@ class CompareAdamTest(unittest.TestCase):
     def test_a_gradient_is_read_and_everything_else_is_read_and_written(self):
         fp32 = Tensor(count=10, size=4)
         self.assertEqual(load().bytes_moved(fp32, [fp32, fp32, fp32]), 10 * 28)
+
+    def test_states_of_its_own_lie_one_after_the_other_from_multiples_of_2_MiB_on(self):
+        boundary = 2 << 20
+        short, long = types.SimpleNamespace(itemsize=2), types.SimpleNamespace(itemsize=4)
+        torch = types.SimpleNamespace(uint8=None, zeros=lambda size, dtype: Block(boundary // 2 + 64, size))
+        first, second, third = load().side_by_side(torch, boundary // 2 - 1, [short, long, short])
+        self.assertEqual([tensor.address for tensor in (first, second, third)],
+                         [boundary, 2 * boundary, 4 * boundary])
+        self.assertEqual([tensor.size for tensor in (first, second, third)], [boundary - 2, 2 * boundary - 4, boundary - 2])
 
     def test_the_interval_holds_the_median_and_is_narrow_where_values_agree(self):
         module = load()
