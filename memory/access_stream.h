@@ -158,6 +158,12 @@ class AccessStream {
   void acquire(std::span<const ChunkAccess> accesses, AccessOrigin origin, std::span<const ChunkPlace*> places);
   void release(std::span<const ChunkAccess> accesses) noexcept;
 
+  /// Whether `acquire` would find all operands there now.
+  bool can_acquire(std::span<const ChunkAccess> accesses) const {
+    const Lock lock(mutex_);
+    return policy_.can_grant(accesses);
+  }
+
   /// `work` is asked before every access of the program; null: nothing is owed. Not while another thread acquires.
   void set_prior_work(PriorWork* work) noexcept { prior_work_ = work; }
   /// Does what is owed to the chunks, as `acquire` would.

@@ -199,6 +199,8 @@ class Policy {
   std::uint64_t chunk_bytes(Tier tier) const noexcept { return chunk_bytes_[index_of(tier)]; }
   std::uint64_t peak_chunk_bytes(Tier tier) const noexcept { return peak_chunk_bytes_[index_of(tier)]; }
   std::size_t waiting() const noexcept;
+  /// Whether all of these accesses could be granted at once.
+  bool can_grant(std::span<const ChunkAccess> accesses) const;
   /// Whether any request that had to wait was given its verdict since this was last asked.
   bool take_was_served() noexcept { return std::exchange(was_served_, false); }
   /// Why a request without a verdict waits now: for the first operand that is not there, or for room. One that has not
@@ -317,8 +319,12 @@ class Policy {
   /// Whether the chunk is on its way from NVMe to the host, from where the device is to have it.
   bool comes_by_host(ChunkId id) const;
   /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`; on the host
-  /// none where those are too few, for they would be brought again into the room that they leave.
+  /// none where those are too few, for they would be brought again into the room that they leave, nor for the last of
+  /// what is announced, where dying gradients leave enough.
   Room make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance);
+  /// Whether gradients on the host, when they die, leave room for `bytes` and for all that is announced from `position`
+  /// on.
+  bool will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position) const;
   /// What is planned next cannot come yet: has room made for it and some of what follows.
   void free_more_ahead(Tier tier, std::size_t end);
   /// Whether nothing stands in the way of bringing the chunk to the tier, and it is not there or on its way.
@@ -369,6 +375,9 @@ class Policy {
   /// How far away the next time is that the copy's bytes are made anew: on the device by the program, on the host by an
   /// update.
   std::uint64_t distance_of_write(ChunkId id, Tier tier) const;
+  /// Where the chunk is next in what is announced, around its end. What still waits for its update, while some after it
+  /// had theirs, is where it was.
+  std::optional<std::size_t> next_announced(ChunkId id) const;
   /// Finds by when what is announced is due.
   void time_updates();
   /// Finds which gradients are to wait on the device for their update, if it goes like the last.

@@ -290,6 +290,24 @@ Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const 
   return room;
 }
 
+bool Policy::will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position) const {
+  const std::size_t host = index_of(Tier::host);
+  const Schedule& schedule = *lanes_[host].forecast.schedule();
+  std::uint64_t room = budgets_[host]->free() + coming_free_on_host();
+  for (const ChunkId id : guests_[host]) {
+    const Residency& chunk = chunks_[id];
+    const bool dies = chunk.info().kind == Kind::gradient && chunk.update_queued && !chunk.passes_host &&
+                      chunk.at(Tier::host).state != CopyState::leaving;
+    room += dies ? chunk.info().room_bytes[host] : 0;
+  }
+  for (std::size_t at = position; at < schedule.size() && bytes <= room; ++at) {
+    const ChunkId id = schedule[at].chunk;
+    const bool comes = wanted_at(at, Tier::host) && chunks_[id].at(Tier::host).state == CopyState::absent;
+    bytes += comes ? chunks_[id].info().room_bytes[host] : 0;
+  }
+  return bytes <= room;
+}
+
 Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance) {
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
@@ -311,6 +329,10 @@ Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t 
   if (tier == Tier::host &&
       !fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing - could_leave_host(distance))) {
     return Room::none;
+  }
+  if (tier == Tier::host && position < forecast.schedule()->size() &&
+      will_fit_as_gradients_die(wanted.bytes, position + 1)) {
+    return Room::coming;
   }
   for (;;) {
     const bool will_fit = fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing);

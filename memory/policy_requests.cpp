@@ -83,11 +83,14 @@ void Policy::follow(const ChunkAccess& access) {
   }
 }
 
+bool Policy::can_grant(std::span<const ChunkAccess> accesses) const {
+  return !failure_ && !accesses.empty() &&
+         std::all_of(accesses.begin(), accesses.end(),
+                     [&](const ChunkAccess& access) { return is_grantable(access, accesses); });
+}
+
 bool Policy::try_grant(std::span<const ChunkAccess> accesses, bool in_schedule) {
-  const bool can_be = !failure_ && !accesses.empty() &&
-                      std::all_of(accesses.begin(), accesses.end(),
-                                  [&](const ChunkAccess& access) { return is_grantable(access, accesses); });
-  if (!can_be) {
+  if (!can_grant(accesses)) {
     return false;
   }
   book_.note_program_bytes(budgets_[index_of(Tier::device)]->take_program_peak());

@@ -253,7 +253,7 @@ std::uint64_t Policy::distance_of(ChunkId id, Tier tier) const {
     return forecast.distance(id);
   }
   // The device is brought its bytes from here.
-  const auto use = forecast.next_use(id);
+  const auto use = next_announced(id);
   const std::uint64_t here = use ? distance_of_position(*use, tier) : Forecast::never;
   return std::min(here, lanes_[index_of(Tier::device)].forecast.distance(id));
 }
@@ -264,8 +264,15 @@ std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
   if (tier == Tier::device) {
     return forecast.distance_of_write(id);
   }
-  const auto use = forecast.next_use(id);
+  const auto use = next_announced(id);
   return use ? distance_of_position(*use, tier) : Forecast::never;
+}
+
+std::optional<std::size_t> Policy::next_announced(ChunkId id) const {
+  const Forecast& forecast = lanes_[index_of(Tier::host)].forecast;
+  const auto use = forecast.next_use(id);
+  const bool was_passed_over = use && *use >= forecast.schedule()->size() && chunks_[id].update_queued;
+  return was_passed_over ? *use - forecast.schedule()->size() : use;
 }
 
 std::uint64_t Policy::distance_of_position(std::size_t position, Tier tier) const {

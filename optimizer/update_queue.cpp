@@ -24,6 +24,10 @@ bool is_passing(const std::exception_ptr& error) {
   }
 }
 
+/// Among which the background looks for one that has all it needs. What was made last is on its way still; what is
+/// needed much later would take room on the device from what is needed first.
+constexpr std::size_t sets_looked_at = 4;
+
 }  // namespace
 
 UpdateQueue::UpdateQueue(AccessStream& stream, bool background, int threads, const Processors& processors)
@@ -208,14 +212,28 @@ void UpdateQueue::work_in_background() {
       ++next_;
     } else {
       try {
-        resolve(next_, lock, AccessOrigin::background_work);
+        if (item(next_).job == submitted_ && !norm_known_) {
+          resolve_norm(lock, AccessOrigin::background_work);
+        } else {
+          resolve(first_at_hand(lock), lock, AccessOrigin::background_work);
+        }
       } catch (...) {
-        // Whoever needs the bytes hears of it, or tries again. Not this thread, nor with the next set: nothing says
+        // Whoever needs the bytes hears of it, or tries again. Not this thread, nor with another set: nothing says
         // when there will be room, and what could leave has left for this attempt, which the program needs sooner.
         next_ = end();
       }
     }
   }
+}
+
+UpdateQueue::ItemId UpdateQueue::first_at_hand(const Lock&) {
+  const ItemId looked_at = std::min(end(), next_ + sets_looked_at);
+  for (ItemId id = next_; id < looked_at; ++id) {
+    if (item(id).state == Item::State::queued && stream_.can_acquire(item(id).accesses())) {
+      return id;
+    }
+  }
+  return next_;
 }
 
 void UpdateQueue::resolve(ItemId id, Lock& lock, AccessOrigin origin) {

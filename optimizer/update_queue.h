@@ -6,9 +6,11 @@
 /// sums are taken in parameter coordinates and combined in parameter order, so neither chunks nor budgets nor the order
 /// in which sets are updated change a bit of it.
 ///
-/// A set is updated by the background thread, in the order in which the sets are needed, or by the thread that first
-/// uses one of its chunks if the background has not come to it. One set is updated at a time. What the update needs is
-/// announced to residency, which brings it ahead. Where the background finds no room, it waits until another has.
+/// A set is updated by the background thread, or by the thread that first uses one of its chunks if the background has
+/// not come to it. One set is updated at a time. What the update needs is announced to residency, which brings it
+/// ahead, in the order in which the sets are needed; but gradients leave the device in the order in which they were
+/// made, which is the reverse: the background begins with what is there. Where it finds no room, it waits until another
+/// has.
 ///
 /// A thread of the program that waits for another's update is stalled. Where it updates by itself it computes, and what
 /// it waits for in that is a stall for the chunks' own reasons.
@@ -100,6 +102,8 @@ class UpdateQueue final : public PriorWork {
   ItemId end() const noexcept { return first_ + items_.size(); }
   bool is_done(ItemId id) { return id < first_ || item(id).state == Item::State::done; }
   void work_in_background();
+  /// The first of what the background is to update soon that has all it needs; the first of all where none has.
+  ItemId first_at_hand(const Lock& lock);
   /// Brings the set up to date, by this thread or by waiting for the one that is at it.
   void resolve(ItemId id, Lock& lock, AccessOrigin origin);
   void resolve_norm(Lock& lock, AccessOrigin origin);

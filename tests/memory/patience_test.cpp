@@ -51,6 +51,7 @@ TEST_F(Patience, ends_when_the_device_has_used_what_was_there) {
   const Call& update = world_.acquire_patiently({{chunks_[3], host, writing}});
   world_.run();
   ASSERT_TRUE(update.waiting());
+  world_.set_update_queued(chunks_[0], false);
   world_.use(chunks_[0], device, reading);
   world_.run();
   EXPECT_TRUE(update.granted());

@@ -1,10 +1,8 @@
 // What the policy does ahead of need, once it has seen a pass.
 
 #include <algorithm>
-#include <set>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "memory/policy.h"
@@ -13,8 +11,6 @@
 namespace terrace {
 namespace {
 
-using testing::Contains;
-using testing::ElementsAre;
 using Call = SimulatedDriver::Call;
 using World = PrefetchWorld;
 
@@ -227,58 +223,6 @@ TEST(Prefetch, what_left_for_a_chunk_that_does_not_fit_all_the_same_stays_away) 
   world.release(held);
 }
 
-TEST(Prefetch, the_host_looks_around_the_end_of_what_is_announced) {
-  World world(4, 3, 16, 2);
-  const auto chunks = world.chunks(6, nvme);
-  world.announce(chunks);
-  world.run();
-  for (const ChunkId chunk : chunks) world.use(chunk, host, writing);
-  world.run();
-  EXPECT_EQ(world.state(chunks[0], host), CopyState::valid);
-  EXPECT_EQ(world.state(chunks[1], host), CopyState::valid);
-}
-
-TEST(Prefetch, what_is_announced_again_gives_way_on_the_drive) {
-  World world(4, 3, 16, 1);
-  const auto chunks = world.chunks(6, nvme);
-  world.announce(chunks);
-  world.run();
-  std::set<TransferPriority> now;
-  std::set<TransferPriority> again;
-  const auto note = [&](std::set<TransferPriority>& seen) {
-    world.run_until([&] {
-      for (const Transfer& transfer : world.in_flight()) {
-        if (transfer.from == nvme) seen.insert(transfer.priority);
-      }
-      return false;
-    });
-  };
-  for (const ChunkId chunk : chunks) {
-    world.use(chunk, host, writing);
-    note(chunk == chunks.back() ? again : now);
-  }
-  EXPECT_THAT(now, Contains(TransferPriority::prefetch));
-  EXPECT_THAT(again, testing::ElementsAre(TransferPriority::early));
-}
-
-TEST(Prefetch, room_for_what_follows_is_made_while_as_much_as_may_is_on_its_way) {
-  World world(4, 6, 32, 2);
-  const auto chunks = world.chunks(12, nvme);
-  world.announce(chunks);
-  world.run();
-  for (int i = 0; i < 4; ++i) {
-    Call& call = world.acquire({{chunks[i], host, writing}});
-    ASSERT_TRUE(call.granted());
-    world.release(call);
-  }
-  const auto under_way = [&](Tier from) {
-    return std::count_if(world.in_flight().begin(), world.in_flight().end(),
-                         [&](const Transfer& each) { return each.from == from; });
-  };
-  EXPECT_TRUE(world.run_until([&] { return under_way(nvme) == 2 && under_way(host) == 2; }))
-      << "reads and write-backs take turns";
-}
-
 TEST(Prefetch, who_waits_for_room_hurries_the_write_backs_that_free_it) {
   World world(2, 16, 0, 1);
   const auto chunks = world.chunks(2, host);
@@ -297,19 +241,6 @@ TEST(Prefetch, who_waits_for_room_hurries_the_write_backs_that_free_it) {
                           [&](const Transfer& each) { return each.chunk == chunks[0] && each.to == host; }));
   world.run();
   EXPECT_TRUE(tensor.granted());
-}
-
-TEST(Prefetch, what_is_announced_is_brought_to_the_host_in_order) {
-  World world(4, 4, 16, 2);
-  const auto chunks = world.chunks(8, nvme);
-  world.announce({chunks[5]});  // makes room: nothing else is announced
-  world.run();
-  world.take_actions();
-  world.announce({chunks[0], chunks[1], chunks[2]});
-  world.run();
-  EXPECT_EQ(world.state(chunks[0], host), CopyState::valid);
-  EXPECT_EQ(world.state(chunks[1], host), CopyState::valid);
-  EXPECT_EQ(world.state(chunks[2], host), CopyState::valid);
 }
 
 TEST(Prefetch, no_room_is_made_for_what_is_written_without_bytes_after_it_is_used_otherwise) {

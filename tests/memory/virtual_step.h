@@ -226,13 +226,20 @@ class VirtualStep {
     }
     return TimedDriver::never;
   }
-  /// Of what the program waits for, or else of what is first.
+  std::vector<ChunkAccess> accesses_of_update(std::size_t i) const {
+    return {{parameters_[i], Tier::host, Access::write},
+            {gradients_[i], Tier::host, Access::read},
+            {momenta_[i], Tier::host, Access::write},
+            {variances_[i], Tier::host, Access::write}};
+  }
+  /// Of what the program waits for, or else of what UpdateQueue would choose.
   void begin_update() {
-    const std::size_t i = awaited_update_.value_or(updates_.front());
-    std::vector<ChunkAccess> accesses;
-    for (const ChunkId chunk : {parameters_[i], gradients_[i], momenta_[i], variances_[i]}) {
-      accesses.push_back({chunk, Tier::host, chunk == gradients_[i] ? Access::read : Access::write});
-    }
+    const auto looked_at = updates_.begin() + std::min<std::ptrdiff_t>(4, std::ssize(updates_));
+    const auto at_hand = std::find_if(updates_.begin(), looked_at, [&](std::size_t i) {
+      return driver_.policy().can_grant(accesses_of_update(i));
+    });
+    const std::size_t i = awaited_update_.value_or(at_hand != looked_at ? *at_hand : updates_.front());
+    const std::vector<ChunkAccess> accesses = accesses_of_update(i);
     update_ = {.index = i, .call = awaited_update_ ? &driver_.acquire(accesses) : &driver_.acquire_patiently(accesses)};
     driver_.settle();
   }

@@ -125,18 +125,18 @@ TEST_P(VirtualSteps, take_little_longer_than_their_floor_and_move_little_more_th
 }
 
 constexpr Case kCases[] = {
-    {"by_computation_with_parameters_on_host", Bound::computation, 0, 1, 1.03, 1.04},
-    {"by_links_with_parameters_on_host", Bound::link, 0, 1, 1.00, 1.04},
-    {"by_nvme_with_parameters_on_host", Bound::nvme, 0, 1, 1.02, 1.04},
-    {"by_all_with_parameters_on_host", Bound::all, 0, 1, 1.03, 1.04},
+    {"by_computation_with_parameters_on_host", Bound::computation, 0, 1, 1.02, 1.05},
+    {"by_links_with_parameters_on_host", Bound::link, 0, 1, 0.99, 1.04},
+    {"by_nvme_with_parameters_on_host", Bound::nvme, 0, 1, 0.99, 1.04},
+    {"by_all_with_parameters_on_host", Bound::all, 0, 1, 1.01, 1.04},
     {"by_computation_with_parameters_on_nvme", Bound::computation, 1, 1, 1.01, 1.05},
-    {"by_links_with_parameters_on_nvme", Bound::link, 1, 1, 1.01, 1.05},
-    {"by_nvme_with_parameters_on_nvme", Bound::nvme, 1, 1, 1.01, 1.05},
-    {"by_all_with_parameters_on_nvme", Bound::all, 1, 1, 1.01, 1.05},
-    {"by_computation_with_half_on_nvme", Bound::computation, 0.5, 1, 1.01, 1.06},
-    {"by_links_with_half_on_nvme", Bound::link, 0.5, 1, 1.00, 1.06},
-    {"by_nvme_with_half_on_nvme", Bound::nvme, 0.5, 1, 1.04, 1.06},
-    {"by_all_with_half_on_nvme", Bound::all, 0.5, 1, 1.01, 1.06},
+    {"by_links_with_parameters_on_nvme", Bound::link, 1, 1, 0.99, 1.05},
+    {"by_nvme_with_parameters_on_nvme", Bound::nvme, 1, 1, 1.00, 1.05},
+    {"by_all_with_parameters_on_nvme", Bound::all, 1, 1, 1.00, 1.05},
+    {"by_computation_with_half_on_nvme", Bound::computation, 0.5, 1, 1.00, 1.05},
+    {"by_links_with_half_on_nvme", Bound::link, 0.5, 1, 0.99, 1.05},
+    {"by_nvme_with_half_on_nvme", Bound::nvme, 0.5, 1, 1.02, 1.05},
+    {"by_all_with_half_on_nvme", Bound::all, 0.5, 1, 1.00, 1.05},
     {"by_computation_in_four_micro_batches", Bound::computation, 0, 4, 1.01, 1.05},
     {"by_links_in_four_micro_batches", Bound::link, 0, 4, 1.04, 1.05},
     {"by_nvme_in_four_micro_batches", Bound::nvme, 0, 4, 1.00, 1.05},
@@ -172,8 +172,9 @@ TEST(VirtualStep, reads_little_more_than_it_must_in_micro_batches_of_which_the_s
 /// device stands still meanwhile, and with it what is to come into the room that would become free.
 TEST(VirtualStep, takes_longer_where_few_blocks_can_wait_for_the_drive) {
   VirtualStep::Options step = step_of(Bound::link, 1);
+  const double with_many = times_its_floor(step);
   step.links.staging_blocks_each_way = 4;
-  EXPECT_GT(times_its_floor(step), 1.06);
+  EXPECT_GT(times_its_floor(step), 1.06 * with_many);
 }
 
 /// A step of a second on a drive that answers 8 ms late.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <future>
 #include <memory>
@@ -258,6 +259,23 @@ TEST_F(QueuedUpdates, the_background_works_without_being_asked) {
   for (std::promise<void>& each : gone) gradients.emplace_back(nullptr, [&](const void*) { each.set_value(); });
   submit(clipping, std::move(gradients));
   for (std::promise<void>& each : gone) each.get_future().wait();
+  EXPECT_EQ(world_.current(), world_.all());
+}
+
+TEST_F(QueuedUpdates, the_background_begins_with_a_set_that_has_all_it_needs) {
+  queue_.reset();
+  queue_.emplace(world_.world.stream, true, 2);
+  Pin pin = world_.world.acquire(chunks(0).parameter, Tier::device);  // which nobody may change meanwhile
+  std::array<std::promise<void>, 10> gone;
+  std::vector<std::shared_ptr<const void>> gradients;
+  for (std::promise<void>& each : gone) gradients.emplace_back(nullptr, [&](const void*) { each.set_value(); });
+  submit(clipping, std::move(gradients));
+  for (std::size_t parameter = 2; parameter < gone.size(); ++parameter) {
+    const auto result = gone[parameter].get_future().wait_for(std::chrono::seconds(20));
+    EXPECT_EQ(result, std::future_status::ready) << parameter << ", though only the first two have to wait";
+  }
+  pin.release();
+  queue_->finish();
   EXPECT_EQ(world_.current(), world_.all());
 }
 
