@@ -196,6 +196,12 @@ void AccessStream::set_update_queued(std::span<const ChunkId> chunks, bool queue
   carry_out(lock);
 }
 
+void AccessStream::update_done(ChunkId gradient) {
+  const Lock lock(mutex_);
+  policy_.update_done(gradient);
+  carry_out(lock);
+}
+
 void AccessStream::set_updates_awaited(bool awaited) {
   const Lock lock(mutex_);
   policy_.set_updates_awaited(awaited);

@@ -192,6 +192,7 @@ class AccessStream {
   void expect_step();
   void announce(std::vector<ChunkId> chunks);
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
+  void update_done(ChunkId gradient);
   void set_updates_awaited(bool awaited);
 
   /// Room for a tensor of the program, which chunks leave for if need be. Throws OutOfMemory.

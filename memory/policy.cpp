@@ -191,6 +191,7 @@ void Policy::vacated(const Vacate& vacate) {
 void Policy::discard(ChunkId chunk) {
   chunks_.at(chunk).discard_when_idle = true;
   chunks_.at(chunk).update_queued = false;
+  chunks_.at(chunk).awaits_update = false;
   forget_reading(chunk);
   drop_if_dead(chunk);
   advance();
@@ -317,6 +318,7 @@ void Policy::supersede_others(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
   chunk.discard_when_idle = chunk.removed;
   chunk.update_queued = false;
+  chunk.awaits_update = false;
   chunk.waits_for_update = false;
   for (const Tier other : all_tiers) {
     if (other != tier && chunk.at(other).state == CopyState::valid) {

@@ -162,6 +162,8 @@ class Policy {
   /// While an update of chunks is queued, they are not fetched ahead to the device: their bytes are about to change, or
   /// to be dead. Ends with the next write or discard too.
   void set_update_queued(std::span<const ChunkId> chunks, bool queued);
+  /// The gradient's update is done: nothing waits for it any more, though it is not fetched ahead until it is written.
+  void update_done(ChunkId gradient);
   /// Whether the chunk's bytes are to be read on the host once (see next_reading): as soon as they come there after the
   /// write that follows. Ends with that, and with a discard; and unless a reader has begun, where it is not wanted any
   /// more or somebody waits to write. Of a chunk that is no more nothing happens.
@@ -318,12 +320,15 @@ class Policy {
   void plan_again(ChunkId id, Tier tier);
   /// Whether the chunk is on its way from NVMe to the host, from where the device is to have it.
   bool comes_by_host(ChunkId id) const;
+  /// Whether the chunk is what is announced at that position.
+  bool is_announced_at(ChunkId id, std::size_t position) const;
   /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`; on the host
-  /// none where those are too few, for they would be brought again into the room that they leave, nor for the last of
-  /// what is announced, where dying gradients leave enough.
-  Room make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance);
-  /// Whether gradients on the host, when they die, leave room for `bytes` and for all that is announced from `position`
-  /// on.
+  /// none where those are too few, for they would be brought again into the room that they leave, nor, where it is for
+  /// what is `announced` there, if dying gradients leave enough for it and all after it.
+  Room make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance,
+                       bool announced = false);
+  /// Whether gradients on the host, when they die of updates before the one at `position`, leave room for `bytes` and
+  /// for all that is announced after it.
   bool will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position) const;
   /// What is planned next cannot come yet: has room made for it and some of what follows.
   void free_more_ahead(Tier tier, std::size_t end);

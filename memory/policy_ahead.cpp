@@ -36,9 +36,16 @@ void Policy::announce(std::vector<ChunkId> chunks) {
   advance();
 }
 
+void Policy::update_done(ChunkId gradient) {
+  chunks_.at(gradient).awaits_update = false;
+  lanes_[index_of(Tier::host)].ahead_is_full = false;  // it may leave now
+  advance();
+}
+
 void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
   for (const ChunkId chunk : chunks) {
     chunks_.at(chunk).update_queued = queued;
+    chunks_.at(chunk).awaits_update = queued;
     if (!queued) {
       plan_again(chunk, Tier::device);
     }
@@ -210,7 +217,8 @@ void Policy::check_settled() const {
 bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint64_t distance,
                          TransferPriority priority) {
   if (chunks_[id].at(tier).state == CopyState::absent &&
-      !(make_room_ahead(rooms_of(chunks_[id].info(), tier), tier, position, distance) == Room::there &&
+      !(make_room_ahead(rooms_of(chunks_[id].info(), tier), tier, position, distance,
+                        tier == Tier::host && is_announced_at(id, position)) == Room::there &&
         try_take_room(id, tier))) {
     return false;
   }
@@ -253,7 +261,8 @@ void Policy::free_more_ahead(Tier tier, std::size_t end) {
         std::find(counted.begin(), counted.end(), id) == counted.end()) {
       counted.push_back(id);
       rooms += rooms_of(chunks_[id].info(), tier);
-      if (make_room_ahead(rooms, tier, position, distance_of_position(position, tier)) == Room::none) {
+      if (make_room_ahead(rooms, tier, position, distance_of_position(position, tier),
+                          tier == Tier::host && is_announced_at(id, position)) == Room::none) {
         return;
       }
       --more;
@@ -290,17 +299,28 @@ Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const 
   return room;
 }
 
+bool Policy::is_announced_at(ChunkId id, std::size_t position) const {
+  return position < announced_.size() && announced_[position].chunk == id;
+}
+
 bool Policy::will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position) const {
   const std::size_t host = index_of(Tier::host);
   const Schedule& schedule = *lanes_[host].forecast.schedule();
+  // The first of what is updated together is a parameter. A gradient dies only when the others of its set are there.
+  std::size_t set = position;
+  while (set > 0 && chunks_[schedule[set].chunk].info().kind != Kind::parameter) {
+    --set;
+  }
   std::uint64_t room = budgets_[host]->free() + coming_free_on_host();
   for (const ChunkId id : guests_[host]) {
     const Residency& chunk = chunks_[id];
-    const bool dies = chunk.info().kind == Kind::gradient && chunk.update_queued && !chunk.passes_host &&
+    const bool dies = chunk.info().kind == Kind::gradient && chunk.awaits_update && !chunk.passes_host &&
                       chunk.at(Tier::host).state != CopyState::leaving;
-    room += dies ? chunk.info().room_bytes[host] : 0;
+    if (const auto use = dies ? next_announced(id) : std::nullopt; use && *use < set) {
+      room += chunk.info().room_bytes[host];
+    }
   }
-  for (std::size_t at = position; at < schedule.size() && bytes <= room; ++at) {
+  for (std::size_t at = position + 1; at < schedule.size() && bytes <= room; ++at) {
     const ChunkId id = schedule[at].chunk;
     const bool comes = wanted_at(at, Tier::host) && chunks_[id].at(Tier::host).state == CopyState::absent;
     bytes += comes ? chunks_[id].info().room_bytes[host] : 0;
@@ -308,7 +328,8 @@ bool Policy::will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position
   return bytes <= room;
 }
 
-Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance) {
+Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t position, std::uint64_t distance,
+                                     bool announced) {
   const std::size_t at = index_of(tier);
   const Forecast& forecast = lanes_[at].forecast;
   const std::uint64_t used_by_others = budgets_[at]->used() - chunk_bytes_[at];
@@ -330,8 +351,7 @@ Policy::Room Policy::make_room_ahead(const Rooms& rooms, Tier tier, std::size_t 
       !fits(chunk_bytes_[at] - vacating_bytes_[at] - leaving_bytes_[at] - passing - could_leave_host(distance))) {
     return Room::none;
   }
-  if (tier == Tier::host && position < forecast.schedule()->size() &&
-      will_fit_as_gradients_die(wanted.bytes, position + 1)) {
+  if (announced && will_fit_as_gradients_die(wanted.bytes, position)) {
     return Room::coming;
   }
   for (;;) {

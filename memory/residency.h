@@ -73,6 +73,8 @@ class Residency {
 
   /// An update of the chunk is queued: its bytes are about to be superseded.
   bool update_queued = false;
+  /// And it is still to come: what it has read, a gradient, is as it was until it is written or dead.
+  bool awaits_update = false;
   /// Its bytes are those it began with: nothing is lost when every copy is dropped.
   bool blank = false;
   /// As long as no other copy holds its bytes, that on the device stays until an update wants it, or its room is wanted

@@ -81,9 +81,13 @@ void UpdateQueue::add(UpdateJob job) {
 
 void UpdateQueue::keep_few() {
   Lock lock(mutex_);
-  const std::size_t most_left = background_.joinable() ? 2 : 0;  // one in work, and one that is on its way
-  while (items_.size() > most_left) {
-    resolve(first_, lock, AccessOrigin::prior_work);
+  const std::ptrdiff_t most_left = background_.joinable() ? 2 : 0;  // one in work, and one that is on its way
+  const auto left = [&] {
+    return std::count_if(items_.begin(), items_.end(),
+                         [](const Item& each) { return each.state != Item::State::done; });
+  };
+  while (left() > most_left) {
+    resolve(first_, lock, AccessOrigin::prior_work);  // which is not done: what is leaves the front
   }
 }
 
@@ -227,6 +231,9 @@ void UpdateQueue::work_in_background() {
 }
 
 UpdateQueue::ItemId UpdateQueue::first_at_hand(const Lock&) {
+  if (awaited_ && !is_done(*awaited_) && item(*awaited_).state == Item::State::queued) {
+    return *awaited_;
+  }
   const ItemId looked_at = std::min(end(), next_ + sets_looked_at);
   for (ItemId id = next_; id < looked_at; ++id) {
     if (item(id).state == Item::State::queued && stream_.can_acquire(item(id).accesses())) {
@@ -247,6 +254,7 @@ void UpdateQueue::resolve(ItemId id, Lock& lock, AccessOrigin origin) {
     }
     const ChunkId parameter = item(id).chunks().parameter;
     if (busy_) {
+      awaited_ = id;
       await_other(lock, origin, parameter, wanted);
       continue;
     }
@@ -342,6 +350,7 @@ void UpdateQueue::end_item(ItemId id, const Lock&) {
   }
   anything_owed_.store(!owed_.empty(), std::memory_order_release);
   stream_.set_update_queued(chunks, false);
+  stream_.update_done(item(id).chunks().gradient.value());
   while (!items_.empty() && items_.front().state == Item::State::done) {
     items_.pop_front();
     ++first_;

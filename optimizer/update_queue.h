@@ -102,7 +102,8 @@ class UpdateQueue final : public PriorWork {
   ItemId end() const noexcept { return first_ + items_.size(); }
   bool is_done(ItemId id) { return id < first_ || item(id).state == Item::State::done; }
   void work_in_background();
-  /// The first of what the background is to update soon that has all it needs; the first of all where none has.
+  /// What somebody waits for; else the first of what the background is to update soon that has all it needs; else the
+  /// first of all.
   ItemId first_at_hand(const Lock& lock);
   /// Brings the set up to date, by this thread or by waiting for the one that is at it.
   void resolve(ItemId id, Lock& lock, AccessOrigin origin);
@@ -130,6 +131,7 @@ class UpdateQueue final : public PriorWork {
   std::deque<Item> items_;
   ItemId first_ = 0;                          ///< of `items_`
   ItemId next_ = 0;                           ///< items before it are taken, or given up for now
+  std::optional<ItemId> awaited_;             ///< by whoever came last to wait for a set
   std::unordered_map<ChunkId, ItemId> owed_;  ///< by chunk, what is not done
   std::atomic<bool> anything_owed_{false};
   UpdateTicket submitted_;   ///< the last job that may need a norm

@@ -115,5 +115,21 @@ TEST(Prefetch, nothing_leaves_for_the_last_that_is_announced_where_gradients_tha
   for (const ChunkId other : others) EXPECT_EQ(world.state(other, host), CopyState::valid);
 }
 
+TEST(Prefetch, a_gradient_that_outlives_its_update_leaves_for_what_is_announced) {
+  World world(4, 4, 32, 2);
+  const ChunkId last = world.chunk(nvme);
+  const auto others = world.chunks(3, nvme);
+  const ChunkId gradient = world.chunk(nvme, Kind::gradient);
+  for (const ChunkId chunk : others) world.set_update_queued(chunk, true);
+  world.set_update_queued(gradient, true);
+  world.set_update_queued(last, true);
+  world.announce({gradient, others[0], others[1], others[2], last});
+  world.use(gradient, host, reading);
+  world.update_done(gradient);
+  world.run();
+  EXPECT_EQ(world.state(last, host), CopyState::valid);
+  EXPECT_EQ(world.state(gradient, host), CopyState::absent);
+}
+
 }  // namespace
 }  // namespace terrace

@@ -185,6 +185,10 @@ class SimulatedDriver {
     policy_.set_update_queued({&chunk, 1}, queued);
     after_event();
   }
+  void update_done(ChunkId gradient) {
+    policy_.update_done(gradient);
+    after_event();
+  }
   void set_read_on_arrival(ChunkId chunk, bool wanted) {
     policy_.set_read_on_arrival(chunk, wanted);
     after_event();

@@ -234,10 +234,10 @@ class VirtualStep {
   }
   /// Of what the program waits for, or else of what UpdateQueue would choose.
   void begin_update() {
-    const auto looked_at = updates_.begin() + std::min<std::ptrdiff_t>(4, std::ssize(updates_));
-    const auto at_hand = std::find_if(updates_.begin(), looked_at, [&](std::size_t i) {
-      return driver_.policy().can_grant(accesses_of_update(i));
-    });
+    const auto looked_at =
+        std::find_if(updates_.begin(), updates_.end(), [&](std::size_t i) { return i >= updates_.front() + 4; });
+    const auto at_hand = std::find_if(updates_.begin(), looked_at,
+                                      [&](std::size_t i) { return driver_.policy().can_grant(accesses_of_update(i)); });
     const std::size_t i = awaited_update_.value_or(at_hand != looked_at ? *at_hand : updates_.front());
     const std::vector<ChunkAccess> accesses = accesses_of_update(i);
     update_ = {.index = i, .call = awaited_update_ ? &driver_.acquire(accesses) : &driver_.acquire_patiently(accesses)};

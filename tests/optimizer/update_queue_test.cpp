@@ -232,6 +232,17 @@ TEST_F(QueuedUpdates, a_gradient_is_kept_until_its_set_is_updated) {
   EXPECT_THAT(released(), ElementsAre(0, 1, 2, 3, 4));
 }
 
+TEST_F(QueuedUpdates, a_gradient_that_outlives_its_update_waits_for_none) {
+  const auto waits = [&] {
+    return world_.world.stream.inspect(
+        [&](const Policy& policy) { return policy.chunk(*chunks(0).gradient).awaits_update; });
+  };
+  submit();
+  EXPECT_TRUE(waits());
+  queue_->finish();
+  EXPECT_FALSE(waits());
+}
+
 TEST_F(QueuedUpdates, the_owner_of_a_gradient_may_use_the_memory_as_it_goes) {
   TestSet& other = world_.add_set(0);
   std::vector<std::shared_ptr<const void>> gradients;
@@ -270,7 +281,7 @@ TEST_F(QueuedUpdates, the_background_begins_with_a_set_that_has_all_it_needs) {
   std::vector<std::shared_ptr<const void>> gradients;
   for (std::promise<void>& each : gone) gradients.emplace_back(nullptr, [&](const void*) { each.set_value(); });
   submit(clipping, std::move(gradients));
-  for (std::size_t parameter = 2; parameter < gone.size(); ++parameter) {
+  for (std::size_t parameter = 2; parameter < 8; ++parameter) {
     const auto result = gone[parameter].get_future().wait_for(std::chrono::seconds(20));
     EXPECT_EQ(result, std::future_status::ready) << parameter << ", though only the first two have to wait";
   }
