@@ -41,10 +41,11 @@ Gpt make_model() {
   return Gpt(model_options());
 }
 
-/// Of what is on NVMe a quarter, and parameters and gradients on their way; but where computation is only waited for
-/// these go and come while it lasts, and would leave room in which states stay from one step to the next.
+/// Of what is on NVMe a quarter, and parameters and half of the gradients on their way: with room for all of these,
+/// states would stay in it from one step to the next. Where computation is only waited for, they go and come while it
+/// lasts, and would leave all of it.
 double host_bytes_beside_nvme(Computation computation, double parameters) {
-  return (kStateBytes / 4 + (computation == Computation::waited ? 0 : 4 + 4)) * parameters;
+  return (kStateBytes / 4 + (computation == Computation::waited ? 0 : 4 + 2)) * parameters;
 }
 
 Config config_of(StatesRest states, Computation computation, double parameters, const std::filesystem::path& nvme) {
