@@ -190,8 +190,7 @@ void Policy::vacated(const Vacate& vacate) {
 
 void Policy::discard(ChunkId chunk) {
   chunks_.at(chunk).discard_when_idle = true;
-  chunks_.at(chunk).update_queued = false;
-  chunks_.at(chunk).awaits_update = false;
+  chunks_.at(chunk).update = Residency::Update::none;
   forget_reading(chunk);
   drop_if_dead(chunk);
   advance();
@@ -317,8 +316,7 @@ bool Policy::stop_passing(ChunkId id) {
 void Policy::supersede_others(ChunkId id, Tier tier) {
   Residency& chunk = chunks_[id];
   chunk.discard_when_idle = chunk.removed;
-  chunk.update_queued = false;
-  chunk.awaits_update = false;
+  chunk.update = Residency::Update::none;
   chunk.waits_for_update = false;
   for (const Tier other : all_tiers) {
     if (other != tier && chunk.at(other).state == CopyState::valid) {

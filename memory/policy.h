@@ -320,8 +320,8 @@ class Policy {
   void plan_again(ChunkId id, Tier tier);
   /// Whether the chunk is on its way from NVMe to the host, from where the device is to have it.
   bool comes_by_host(ChunkId id) const;
-  /// Whether the chunk is what is announced at that position.
-  bool is_announced_at(ChunkId id, std::size_t position) const;
+  /// Whether the chunk on the tier is what is announced there at that position.
+  bool is_announced_at(ChunkId id, Tier tier, std::size_t position) const;
   /// Room free of what the program will need until `position`. Evicts copies with a use beyond `distance`; on the host
   /// none where those are too few, for they would be brought again into the room that they leave, nor, where it is for
   /// what is `announced` there, if dying gradients leave enough for it and all after it.

@@ -37,15 +37,17 @@ void Policy::announce(std::vector<ChunkId> chunks) {
 }
 
 void Policy::update_done(ChunkId gradient) {
-  chunks_.at(gradient).awaits_update = false;
+  if (Residency::Update& update = chunks_.at(gradient).update;
+      update == Residency::Update::queued) {  // else it is dead
+    update = Residency::Update::done;
+  }
   lanes_[index_of(Tier::host)].ahead_is_full = false;  // it may leave now
   advance();
 }
 
 void Policy::set_update_queued(std::span<const ChunkId> chunks, bool queued) {
   for (const ChunkId chunk : chunks) {
-    chunks_.at(chunk).update_queued = queued;
-    chunks_.at(chunk).awaits_update = queued;
+    chunks_.at(chunk).update = queued ? Residency::Update::queued : Residency::Update::none;
     if (!queued) {
       plan_again(chunk, Tier::device);
     }
@@ -218,7 +220,7 @@ bool Policy::fetch_ahead(ChunkId id, Tier tier, std::size_t position, std::uint6
                          TransferPriority priority) {
   if (chunks_[id].at(tier).state == CopyState::absent &&
       !(make_room_ahead(rooms_of(chunks_[id].info(), tier), tier, position, distance,
-                        tier == Tier::host && is_announced_at(id, position)) == Room::there &&
+                        is_announced_at(id, tier, position)) == Room::there &&
         try_take_room(id, tier))) {
     return false;
   }
@@ -231,7 +233,8 @@ bool Policy::can_come_ahead(ChunkId id, Tier tier) const {
   const Residency& chunk = chunks_[id];
   const CopyState state = chunk.at(tier).state;
   return (state == CopyState::absent || state == CopyState::reserved) && !chunk.removed && !chunk.discard_when_idle &&
-         !chunk.changing_elsewhere(tier) && (tier != Tier::device || !(chunk.update_queued || comes_by_host(id)));
+         !chunk.changing_elsewhere(tier) &&
+         (tier != Tier::device || !(chunk.update != Residency::Update::none || comes_by_host(id)));
 }
 
 bool Policy::wanted_ahead(ChunkId id, Tier tier) const { return chunks_[id].has_bytes() && can_come_ahead(id, tier); }
@@ -262,7 +265,7 @@ void Policy::free_more_ahead(Tier tier, std::size_t end) {
       counted.push_back(id);
       rooms += rooms_of(chunks_[id].info(), tier);
       if (make_room_ahead(rooms, tier, position, distance_of_position(position, tier),
-                          tier == Tier::host && is_announced_at(id, position)) == Room::none) {
+                          is_announced_at(id, tier, position)) == Room::none) {
         return;
       }
       --more;
@@ -278,7 +281,7 @@ Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const 
     const ChunkId id = schedule[at].chunk;
     const bool begins_anew =
         (!chunks_[id].has_bytes() || chunks_[id].discard_when_idle) && is_written_first(schedule[at]);
-    const bool comes = tier == Tier::device && (chunks_[id].update_queued || comes_by_host(id));
+    const bool comes = tier == Tier::device && (chunks_[id].update != Residency::Update::none || comes_by_host(id));
     if ((begins_anew || comes) && !chunks_[id].removed && chunks_[id].at(tier).state == CopyState::absent &&
         schedule.next_use(id, forecast.cursor()) == at) {
       room += rooms_of(chunks_[id].info(), tier);
@@ -299,8 +302,8 @@ Policy::Rooms Policy::room_wanted_before(std::size_t position, Tier tier) const 
   return room;
 }
 
-bool Policy::is_announced_at(ChunkId id, std::size_t position) const {
-  return position < announced_.size() && announced_[position].chunk == id;
+bool Policy::is_announced_at(ChunkId id, Tier tier, std::size_t position) const {
+  return tier == Tier::host && position < announced_.size() && announced_[position].chunk == id;
 }
 
 bool Policy::will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position) const {
@@ -314,8 +317,8 @@ bool Policy::will_fit_as_gradients_die(std::uint64_t bytes, std::size_t position
   std::uint64_t room = budgets_[host]->free() + coming_free_on_host();
   for (const ChunkId id : guests_[host]) {
     const Residency& chunk = chunks_[id];
-    const bool dies = chunk.info().kind == Kind::gradient && chunk.awaits_update && !chunk.passes_host &&
-                      chunk.at(Tier::host).state != CopyState::leaving;
+    const bool dies = chunk.info().kind == Kind::gradient && chunk.update == Residency::Update::queued &&
+                      !chunk.passes_host && chunk.at(Tier::host).state != CopyState::leaving;
     if (const auto use = dies ? next_announced(id) : std::nullopt; use && *use < set) {
       room += chunk.info().room_bytes[host];
     }

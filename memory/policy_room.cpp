@@ -271,7 +271,8 @@ std::uint64_t Policy::distance_of_write(ChunkId id, Tier tier) const {
 std::optional<std::size_t> Policy::next_announced(ChunkId id) const {
   const Forecast& forecast = lanes_[index_of(Tier::host)].forecast;
   const auto use = forecast.next_use(id);
-  const bool was_passed_over = use && *use >= forecast.schedule()->size() && chunks_[id].awaits_update;
+  const bool was_passed_over =
+      use && *use >= forecast.schedule()->size() && chunks_[id].update == Residency::Update::queued;
   return was_passed_over ? *use - forecast.schedule()->size() : use;
 }
 

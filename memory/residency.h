@@ -71,10 +71,10 @@ class Residency {
   /// Whether a copy on a tier other than `tier` is being changed.
   bool changing_elsewhere(Tier tier) const noexcept;
 
-  /// An update of the chunk is queued: its bytes are about to be superseded.
-  bool update_queued = false;
-  /// And it is still to come: what it has read, a gradient, is as it was until it is written or dead.
-  bool awaits_update = false;
+  /// An update of the chunk is queued: its bytes are about to be superseded. Of a gradient it may be done: its bytes
+  /// are of no more use, and are there until they are written or dead.
+  enum class Update : std::uint8_t { none, queued, done };
+  Update update = Update::none;
   /// Its bytes are those it began with: nothing is lost when every copy is dropped.
   bool blank = false;
   /// As long as no other copy holds its bytes, that on the device stays until an update wants it, or its room is wanted

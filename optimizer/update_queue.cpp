@@ -219,7 +219,7 @@ void UpdateQueue::work_in_background() {
         if (item(next_).job == submitted_ && !norm_known_) {
           resolve_norm(lock, AccessOrigin::background_work);
         } else {
-          resolve(first_at_hand(lock), lock, AccessOrigin::background_work);
+          resolve(next_for_background(lock), lock, AccessOrigin::background_work);
         }
       } catch (...) {
         // Whoever needs the bytes hears of it, or tries again. Not this thread, nor with another set: nothing says
@@ -230,7 +230,7 @@ void UpdateQueue::work_in_background() {
   }
 }
 
-UpdateQueue::ItemId UpdateQueue::first_at_hand(const Lock&) {
+UpdateQueue::ItemId UpdateQueue::next_for_background(const Lock&) {
   if (awaited_ && !is_done(*awaited_) && item(*awaited_).state == Item::State::queued) {
     return *awaited_;
   }

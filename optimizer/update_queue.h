@@ -104,7 +104,7 @@ class UpdateQueue final : public PriorWork {
   void work_in_background();
   /// What somebody waits for; else the first of what the background is to update soon that has all it needs; else the
   /// first of all.
-  ItemId first_at_hand(const Lock& lock);
+  ItemId next_for_background(const Lock& lock);
   /// Brings the set up to date, by this thread or by waiting for the one that is at it.
   void resolve(ItemId id, Lock& lock, AccessOrigin origin);
   void resolve_norm(Lock& lock, AccessOrigin origin);

@@ -131,5 +131,15 @@ TEST(Prefetch, a_gradient_that_outlives_its_update_leaves_for_what_is_announced)
   EXPECT_EQ(world.state(gradient, host), CopyState::absent);
 }
 
+// Else it would not be filled ahead of its next use.
+TEST(Prefetch, a_gradient_that_has_died_of_its_update_has_none_behind_it) {
+  World world(3, 8, 0, 2);
+  const ChunkId gradient = world.chunk(host, Kind::gradient);
+  world.set_update_queued(gradient, true);
+  world.discard(gradient);
+  world.update_done(gradient);
+  EXPECT_EQ(world.policy().chunk(gradient).update, Residency::Update::none);
+}
+
 }  // namespace
 }  // namespace terrace

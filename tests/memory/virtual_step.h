@@ -234,8 +234,9 @@ class VirtualStep {
   }
   /// Of what the program waits for, or else of what UpdateQueue would choose.
   void begin_update() {
-    const auto looked_at =
-        std::find_if(updates_.begin(), updates_.end(), [&](std::size_t i) { return i >= updates_.front() + 4; });
+    constexpr std::size_t sets_looked_at = 4;  // as in optimizer/update_queue.cpp
+    const auto looked_at = std::find_if(updates_.begin(), updates_.end(),
+                                        [&](std::size_t i) { return i >= updates_.front() + sets_looked_at; });
     const auto at_hand = std::find_if(updates_.begin(), looked_at,
                                       [&](std::size_t i) { return driver_.policy().can_grant(accesses_of_update(i)); });
     const std::size_t i = awaited_update_.value_or(at_hand != looked_at ? *at_hand : updates_.front());

@@ -235,7 +235,7 @@ TEST_F(QueuedUpdates, a_gradient_is_kept_until_its_set_is_updated) {
 TEST_F(QueuedUpdates, a_gradient_that_outlives_its_update_waits_for_none) {
   const auto waits = [&] {
     return world_.world.stream.inspect(
-        [&](const Policy& policy) { return policy.chunk(*chunks(0).gradient).awaits_update; });
+        [&](const Policy& policy) { return policy.chunk(*chunks(0).gradient).update == Residency::Update::queued; });
   };
   submit();
   EXPECT_TRUE(waits());
