@@ -185,14 +185,28 @@ void custom_function(World& world) {
   });
 }
 
+/// Autocast to bfloat16 for as long as this lives, also where an op throws.
+struct Autocast {
+  Autocast() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+  ~Autocast() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
 void autocast(World& world) {
   const auto model = world.make<Stack>();
   train(world, *model, [&](int) {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    const at::Tensor out = model->forward(torch::randn({8, 64}));
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::Tensor out;
+    {
+      const Autocast autocast;
+      out = model->forward(torch::randn({8, 64}));
+    }
     world.record("type", std::string(c10::toString(out.scalar_type())));
     return out.to(at::kFloat).pow(2).mean();
   });

@@ -19,6 +19,7 @@ struct Program {
 std::vector<Program> gradient_programs();
 std::vector<Program> parameter_programs();
 std::vector<Program> module_programs();
+std::vector<Program> sequence_programs();
 std::vector<Program> saved_tensor_programs();
 std::vector<Program> loop_programs();
 

@@ -1,5 +1,6 @@
-// Any program: each of the table gives the same bits unmanaged, with room for all, with everything at rest on the host
-// and with everything on NVMe, where device memory is so small that chunks must come and go.
+// Any program: each of the table gives the same bits unmanaged, with room for all, with activations on the host, with
+// everything at rest on the host and with everything on NVMe, where device memory is so small that chunks must come and
+// go.
 #include "tests/integration/programs/programs.h"
 
 #include <algorithm>
@@ -24,8 +25,8 @@ constexpr std::array chunk_kinds{Kind::parameter, Kind::gradient, Kind::master, 
 
 std::vector<Program> all_programs() {
   std::vector<Program> all;
-  for (auto* list :
-       {&gradient_programs, &parameter_programs, &module_programs, &saved_tensor_programs, &loop_programs}) {
+  for (auto* list : {&gradient_programs, &parameter_programs, &module_programs, &sequence_programs,
+                     &saved_tensor_programs, &loop_programs}) {
     for (const Program& program : list()) {
       all.push_back(program);
     }
@@ -146,6 +147,11 @@ TEST_P(Programs, give_the_same_bits_wherever_bytes_rest) {
   line.verdict = "DIFFERS";
   const Outcome unmanaged = run(program, std::nullopt);
   const Outcome with_room = run(program, roomy(program));
+  Config activations_away = roomy(program);
+  if (!program.recomputes) {
+    activations_away.placement.activations = "host";
+  }
+  const Outcome with_activations_away = run(program, activations_away);
   const std::uint64_t in_chunks = with_room.usage.chunk_peak(Tier::device);
   std::uint64_t beside = 0;
   for (const Kind kind : {Kind::activation, Kind::buffer, Kind::other}) {
@@ -177,7 +183,7 @@ TEST_P(Programs, give_the_same_bits_wherever_bytes_rest) {
       nvme_share);
 
   if (program.refused_with != nullptr) {
-    for (const Outcome* each : {&with_room, &on_host, &on_nvme}) {
+    for (const Outcome* each : {&with_room, &with_activations_away, &on_host, &on_nvme}) {
       EXPECT_THAT(each->error, ::testing::HasSubstr(program.refused_with));
     }
     line.verdict = HasFailure() ? "NOT REFUSED" : "refused";
@@ -185,7 +191,7 @@ TEST_P(Programs, give_the_same_bits_wherever_bytes_rest) {
   }
   EXPECT_EQ(unmanaged.error, "");
   EXPECT_FALSE(unmanaged.recorded.empty());
-  for (const Outcome* each : {&with_room, &on_host, &on_nvme}) {
+  for (const Outcome* each : {&with_room, &with_activations_away, &on_host, &on_nvme}) {
     EXPECT_EQ(each->error, "");
     EXPECT_EQ(first_difference(unmanaged.recorded, each->recorded), "");
     for (const Tier tier : all_tiers) {
@@ -269,6 +275,10 @@ TEST(Table, has_a_row_for_every_item_of_the_promise) {
                                        "Embedding with padding index",
                                        "EmbeddingBag",
                                        "mixture of experts",
+                                       "packed sequences",
+                                       "cells",
+                                       "losses",
+                                       "spectra",
                                        "custom autograd functions",
                                        "autocast",
                                        "dropout inside block",

@@ -1,4 +1,5 @@
 // What LibTorch saves for backward, and what it says when that has changed.
+#include <regex>
 #include <stdexcept>
 
 #include "tests/integration/programs/programs.h"
@@ -15,6 +16,12 @@ std::string error_of(Act&& act) {
     return error.what_without_backtrace();
   }
   throw std::logic_error("the program met no error");
+}
+
+/// The same without the name of the node that made the tensor. A linear layer saves its weight transposed, a view whose
+/// node LibTorch makes anew when it writes its message (as_strided) and the hooks know as it was (t).
+std::string error_without_maker(const std::string& error) {
+  return std::regex_replace(error, std::regex("of [A-Za-z]+Backward0"), "of a node");
 }
 
 void changed_in_place(World& world) {
@@ -39,7 +46,7 @@ void changed_in_place(World& world) {
     const at::NoGradGuard no_grad;
     model->layers[3]->weight.mul_(2);  // and of a parameter
   }
-  world.record("error", error_of([&] { loss.backward(); }));
+  world.record("error", error_without_maker(error_of([&] { loss.backward(); })));
   optimizer->zero_grad();
   train(
       world, *model, *optimizer, [&](int) { return model->loss(); }, 2);
@@ -101,7 +108,7 @@ void kept_over_a_step(World& world) {
   model->loss().backward();
   optimizer->step();
   optimizer->zero_grad();
-  world.record("error", error_of([&] { kept.backward(); }));
+  world.record("error", error_without_maker(error_of([&] { kept.backward(); })));
   optimizer->zero_grad();
   train(
       world, *model, *optimizer, [&](int) { return model->loss(); }, 2);
