@@ -47,13 +47,6 @@ std::uint64_t checked_link(const std::optional<std::uint64_t>& rate) {
   return *rate;
 }
 
-/// Extents are kept track of in memory, so that the store has no more of them than this where its size is not given; or
-/// of those of the usual size, as how a drive is best used is not to change how much fits.
-std::uint64_t most_default_bytes(std::uint64_t chunk_bytes) {
-  constexpr std::uint64_t most_extents = 256 * 1024;
-  return most_extents * HostArena::choose_granule(chunk_bytes);
-}
-
 static_assert(Config::Timeline::least_memory >= Timeline::least_bytes);
 
 std::uint64_t whole_chunk(std::uint64_t bytes) {
@@ -165,8 +158,8 @@ MemoryPlan plan_memory(const Config& config, std::uint64_t device_bytes, std::ui
   require_staging(plan);
   if (const auto& paths = config.nvme.paths; !paths.empty()) {
     plan.nvme_paths = paths.size();
-    plan.nvme_capacity =
-        config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_default_bytes(plan.chunk_bytes)));
+    const std::uint64_t most_unasked = MemoryPlan::most_extents_unasked * HostArena::choose_granule(plan.chunk_bytes);
+    plan.nvme_capacity = config.nvme.memory.value_or(std::min(default_nvme_capacity(paths), most_unasked));
     plan.nvme_bytes =
         extents_a_path(paths.size(), plan.nvme_capacity, plan.granule_bytes) * paths.size() * plan.granule_bytes;
   }

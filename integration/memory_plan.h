@@ -11,6 +11,10 @@
 namespace terrace {
 
 struct MemoryPlan {
+  /// Extents are kept track of in memory, so that the store has no more of them where its size is not given: of those
+  /// of the usual size, as how a drive is best used is not to change how much fits.
+  static constexpr std::uint64_t most_extents_unasked = 256 * 1024;
+
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;
   std::uint64_t timeline_bytes = 0;         ///< of the host's, for the timeline

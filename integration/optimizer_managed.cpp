@@ -88,6 +88,10 @@ class Managed final : public OptimizerBackend {
     state->take_in_replaced();
     if (joins_all_) {
       join_new_parameters(*state, groups);
+      if (steps_ == 0 && state->parameters().empty()) {
+        throw LogicError(std::string(kind_.name) + ": the session manages no parameters to update",
+                         "call Session::manage with the model before the first step");
+      }
     }
     state->add_optimizer_chunks(keeps_variance(kind_.name));
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "base/log.h"
 #include "integration/session_state.h"
 #include "memory/current_op.h"
 
@@ -15,6 +16,7 @@ std::shared_ptr<SessionState> make_state(const Config& config) {
   if (one_lives.exchange(true)) {
     throw LogicError("a session lives already in this process", "end it before the next one begins");
   }
+  set_log_level(config.log.level);
   try {
     return std::make_shared<SessionState>(config);
   } catch (...) {

@@ -124,7 +124,6 @@ SessionState::SessionState(const Config& config)
                                              memory_.cores().update_threads, memory_.cores().update.processors)),
       gradients_(std::make_shared<Gradients>(memory_.stream(), registry_, program_mutex_)),
       chunk_bytes_(memory_.plan().chunk_bytes) {
-  set_log_level(config.log.level);
   install_saved_tensor_hooks();
   settle_vector_functions();
   memory_.attach(*this);

@@ -62,7 +62,8 @@ std::vector<Inspection::OfTier> tiers(const Config& config, const Inspection::De
   std::vector<Inspection::OfTier> all{
       of(Tier::device, plan.device_bytes, config.device.memory, device.automatic_budget),
       of(Tier::host, plan.host_bytes, config.host.memory, "a quarter of the available memory"),
-      of(Tier::nvme, plan.nvme_bytes, config.nvme.memory, "by the free space")};
+      of(Tier::nvme, plan.nvme_bytes, config.nvme.memory,
+         "by the free space, up to " + std::to_string(MemoryPlan::most_extents_unasked) + " blocks")};
   if (config.nvme.paths.empty()) all.back().reason = "nvme.paths is empty";
   return all;
 }

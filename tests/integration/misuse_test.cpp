@@ -50,6 +50,17 @@ TEST(Misuse, a_second_session_beside_a_live_one_is_refused_and_harms_neither) {
   EXPECT_NO_THROW(Session third(tight_config()));
 }
 
+TEST(Misuse, a_first_step_before_anything_is_managed_is_refused) {
+  Session session(tight_config());
+  AdamW optimizer(session, torch::optim::AdamWOptions(1e-2));
+  Mlp model(4, width);
+  expect_logic_error(AllOf(HasSubstr("AdamW: the session manages no parameters"), HasSubstr("Session::manage")),
+                     [&] { optimizer.step(); });
+  session.manage(model);
+  model.forward(batch()).backward();
+  EXPECT_NO_THROW(optimizer.step());
+}
+
 TEST(Misuse, a_session_that_could_not_begin_does_not_stand_in_the_way_of_the_next) {
   Config config = tight_config();
   config.host.memory = 4096;

@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/log.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/integration/session_world.h"
+#include "tests/integration/tight_session.h"
 #include "tests/offload/resource_limit.h"
 
 namespace terrace::testing {
@@ -16,6 +18,13 @@ namespace {
 using World = SessionWorld;
 
 }  // namespace
+
+TEST(Session, logs_at_its_level_from_its_beginning) {
+  set_log_level(LogLevel::info);
+  ::testing::internal::CaptureStderr();
+  { const Session session(tight_config()); }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "nor which device it found";
+}
 
 TEST(Session, manage_leaves_parameters_on_the_sessions_device) {
   const Config config = tight();
