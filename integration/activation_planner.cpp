@@ -80,7 +80,7 @@ struct ActivationPlanner::Pass {
 
 class ActivationPlanner::Call final : public BlockMeter {
  public:
-  explicit Call(const std::shared_ptr<Pass>& pass) : began(pass->now()), pass_(pass) {}
+  Call(const std::shared_ptr<Pass>& pass, std::uint64_t given) : began(pass->now()), given_bytes(given), pass_(pass) {}
 
   void reads(const at::Tensor& input) override { input_bytes += is_new(input, inputs_) ? input.storage().nbytes() : 0; }
   void saves(const at::Tensor& tensor) override {
@@ -100,6 +100,7 @@ class ActivationPlanner::Call final : public BlockMeter {
     const std::scoped_lock lock(pass->mutex);
     if (!wanted) {
       wanted = pass->now();
+      held_bytes = pass->usage().tiers[index_of(Tier::device)].held;
     }
     if (!std::exchange(pass->is_in_backward, true) && torch::autograd::get_current_graph_task_id() != -1) {
       torch::autograd::Engine::get_default_engine().queue_callback([weak = pass_] {
@@ -112,8 +113,10 @@ class ActivationPlanner::Call final : public BlockMeter {
   }
 
   const Moment began;
+  const std::uint64_t given_bytes;  ///< to the call, of all its tensors
   std::optional<Moment> ended;
   std::optional<Moment> wanted;   ///< by backward
+  std::uint64_t held_bytes = 0;   ///< on the device by then, of what could not leave
   std::uint64_t input_bytes = 0;  ///< of distinct storages
   std::uint64_t saved_bytes = 0;  ///< of others
 
@@ -147,17 +150,20 @@ bool ActivationPlanner::Pass::is_like(const Pass& other) const {
 
 struct ActivationPlanner::Measured {
   std::size_t passes = 0;
-  PassProfile pass;            ///< the last
-  double forward_seconds = 0;  ///< with what was waited for
+  PassProfile pass;                        ///< the last
+  std::vector<std::uint64_t> given_bytes;  ///< to each of its calls
+  std::vector<std::uint64_t> held_bytes;   ///< on the device when backward came to each, of what could not leave
+  double forward_seconds = 0;              ///< with what was waited for
   double backward_seconds = 0;
   double computed_seconds = 0;
 };
 
-BlockPlanner::Decision ActivationPlanner::begin_call() {
+BlockPlanner::Decision ActivationPlanner::begin_call(std::uint64_t given_bytes) {
   const std::scoped_lock lock(mutex_);
   const std::size_t position = calls_++;
   if (!plan_.empty()) {
-    return {.runs_again = plan_[position % plan_.size()], .meter = nullptr};
+    const PlannedCall& planned = plan_[position % plan_.size()];
+    return {.runs_again = planned.runs_again && given_bytes <= planned.given_bytes, .meter = nullptr};
   }
   if (stage_ != Stage::measuring) {
     return {};
@@ -169,7 +175,7 @@ BlockPlanner::Decision ActivationPlanner::begin_call() {
   if (passes_.empty() || is_over(*passes_.back())) {
     passes_.push_back(std::make_shared<Pass>(usage_));
   }
-  const auto call = std::make_shared<Call>(passes_.back());
+  const auto call = std::make_shared<Call>(passes_.back(), given_bytes);
   passes_.back()->calls.push_back(call);
   return {.runs_again = false, .meter = call};
 }
@@ -236,6 +242,8 @@ std::optional<ActivationPlanner::Measured> ActivationPlanner::measured() const {
                                 .backward_seconds = 0,
                                 .input_bytes = call->input_bytes,
                                 .saved_bytes = call->saved_bytes});
+    seen.given_bytes.push_back(call->given_bytes);
+    seen.held_bytes.push_back(call->held_bytes);
     seen.forward_seconds += seconds_between(call->began, *call->ended);
     seen.computed_seconds += computed;
   }
@@ -266,6 +274,10 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   // Where some had to leave, the rest had what room there is.
   seen.pass.room_bytes = left_bytes > 0 ? usage.peak(Tier::device, Kind::activation) : unlimited_room;
   set_rates_as_seen(seen.pass, seen.forward_seconds, seen.backward_seconds);
+  // One that runs again needs what it did at first, which the whole step bounds, beside what backward holds by then.
+  for (std::size_t i = 0; i < seen.pass.blocks.size(); ++i) {
+    seen.pass.blocks[i].may_run_again = seen.held_bytes[i] + usage.needed(Tier::device) <= usage.capacity(Tier::device);
+  }
   const Recomputed none(seen.pass.blocks.size());
   const double seconds_of_none = play(seen.pass, none).seconds;
   const double waited = (seen.forward_seconds + seen.backward_seconds - seen.computed_seconds) * passes;
@@ -295,7 +307,9 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   log(LogLevel::info, "activations: " + in_words(report));
   report_ = std::move(report);
   if (plan != none) {
-    plan_ = std::move(plan);
+    for (std::size_t i = 0; i < plan.size(); ++i) {
+      plan_.push_back({.runs_again = plan[i], .given_bytes = seen.given_bytes[i]});
+    }
     stage_ = Stage::trying;
   }
 }

@@ -6,6 +6,10 @@
 /// made (see activation_plan.h) of which calls run again instead. It is kept if the fastest of the steps after it is no
 /// slower than the fastest of those before. The log says all of that.
 ///
+/// A call that runs again needs the room that it needed at first, beside the gradients that backward holds by then. So
+/// only those do with which the step stays within the device's budget for certain, and only while they are given no
+/// more bytes than when they were measured.
+///
 /// Steps whose number of calls differs from the one before are not measured, and for passes within a step that differ
 /// from each other there is no plan. A program that changes later keeps its plan, by the position of calls in a pass.
 ///
@@ -53,10 +57,15 @@ class ActivationPlanner final : public BlockPlanner {
   std::optional<ActivationReport> report() const;
 
   // BlockPlanner
-  Decision begin_call() override;
+  Decision begin_call(std::uint64_t given_bytes) override;
 
  private:
   enum class Stage : std::uint8_t { watching, measuring, trying, settled };
+
+  struct PlannedCall {
+    bool runs_again = false;
+    std::uint64_t given_bytes = 0;  ///< and no more
+  };
 
   class Call;
   struct Pass;
@@ -77,7 +86,7 @@ class ActivationPlanner final : public BlockPlanner {
   std::int64_t step_began_ns_ = 0;
   std::uint64_t left_before_ = 0;              ///< the device, since the session began, when the step did
   std::vector<std::shared_ptr<Pass>> passes_;  ///< of the step that is measured
-  Recomputed plan_;                            ///< by position in a pass; empty: nothing runs again
+  std::vector<PlannedCall> plan_;              ///< by position in a pass; empty: nothing runs again
   std::optional<ActivationReport> report_;
 };
 

@@ -81,7 +81,11 @@ auto block(Function&& function, Inputs&&... inputs) {
                 "a block's inputs are copied, so that it can run again");
   static_assert((block_detail::owns_its_elements<std::decay_t<Inputs>> && ...),
                 "a block's inputs outlive the call: pass a vector or a string, not a view of one");
-  BlockCall call;
+  std::uint64_t given_bytes = 0;
+  (block_detail::for_each_tensor(
+       inputs, [&](const at::Tensor& tensor) { given_bytes += tensor.has_storage() ? tensor.nbytes() : 0; }),
+   ...);
+  BlockCall call(given_bytes);
   if (!call.runs_again()) {
     if (call.is_metered()) {
       (block_detail::for_each_tensor(inputs, [&](const at::Tensor& tensor) { call.reads(tensor); }), ...);

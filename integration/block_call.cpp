@@ -55,13 +55,13 @@ class BlockCall::Metered final : public SavedTensorSource {
 
 void set_block_planner(std::shared_ptr<BlockPlanner> planner) noexcept { current_planner().set(std::move(planner)); }
 
-BlockCall::BlockCall() {
+BlockCall::BlockCall(std::uint64_t given_bytes) {
   const std::shared_ptr<BlockPlanner> planner = current_planner().get();
   if (planner == nullptr || within_call || !at::GradMode::is_enabled() || c10::InferenceMode::is_enabled() ||
       SavedTensorScope::current() != nullptr || Pause::active()) {
     return;
   }
-  decision_ = planner->begin_call();
+  decision_ = planner->begin_call(given_bytes);
   if (is_metered()) {
     source_ = std::make_unique<Metered>(decision_.meter);
     scope_.emplace(*source_);

@@ -3,6 +3,7 @@
 /// Threads: a call begins and ends on one; backward may ask for what it has saved on any.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -30,8 +31,8 @@ class BlockPlanner {
   };
 
   virtual ~BlockPlanner() = default;
-  /// What becomes of the call that begins now on the calling thread.
-  virtual Decision begin_call() = 0;
+  /// What becomes of the call that begins now on the calling thread, with so many bytes of tensors.
+  virtual Decision begin_call(std::uint64_t given_bytes) = 0;
 };
 
 /// Who decides about calls from now on; null: all are called straight through. Whoever asks the one before while it
@@ -41,7 +42,8 @@ void set_block_planner(std::shared_ptr<BlockPlanner> planner) noexcept;
 /// Around a call. One within another is part of that, and one that records no graph needs no decision.
 class BlockCall {
  public:
-  BlockCall();
+  /// With so many bytes of tensors.
+  explicit BlockCall(std::uint64_t given_bytes);
   ~BlockCall();
   BlockCall(const BlockCall&) = delete;
   BlockCall& operator=(const BlockCall&) = delete;

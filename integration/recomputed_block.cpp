@@ -51,27 +51,38 @@ class RecomputedBlock::Dropped final : public torch::autograd::SavedVariableHook
   std::size_t index_ = 0;
 };
 
-/// Gathers what a later run saves.
+/// Gathers what a later run saves, and compares it with what the first one did.
 class RecomputedBlock::Collector final : public SavedTensorSource {
  public:
-  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return std::make_unique<Kept>(tensors); }
+  explicit Collector(const std::vector<TensorRecord>& at_first) : at_first_(at_first) {}
 
-  std::vector<at::Tensor> tensors;
+  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() override { return std::make_unique<Kept>(*this); }
+
+  std::vector<std::shared_ptr<const KeptTensor>> tensors;
+  std::string difference;  ///< the first
 
  private:
   class Kept final : public torch::autograd::SavedVariableHooks {
    public:
-    explicit Kept(std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
-    void call_pack_hook(const at::Tensor& tensor) override {
-      tensor_ = tensor.tensor_data();
-      tensors_.push_back(tensor_);
-    }
-    at::Tensor call_unpack_hook() override { return tensor_; }  // by a backward within the block's function
+    explicit Kept(Collector& collector) : collector_(collector) {}
+    void call_pack_hook(const at::Tensor& tensor) override { kept_ = collector_.keep(tensor); }
+    at::Tensor call_unpack_hook() override { return kept_->get(); }  // by a backward within the block's function
 
    private:
-    std::vector<at::Tensor>& tensors_;  // packing happens during the run
-    at::Tensor tensor_;
+    Collector& collector_;  // packing happens during the run
+    std::shared_ptr<const KeptTensor> kept_;
   };
+
+  std::shared_ptr<const KeptTensor> keep(const at::Tensor& tensor) {
+    const std::size_t index = tensors.size();
+    if (difference.empty() && index < at_first_.size() && !at_first_[index].matches(tensor)) {
+      difference = "saved tensor " + std::to_string(index) + " is a " + describe(tensor) + ", and was a " +
+                   at_first_[index].description() + " at first";
+    }
+    return tensors.emplace_back(std::make_shared<const KeptTensor>(tensor));
+  }
+
+  const std::vector<TensorRecord>& at_first_;
 };
 
 RecomputedBlock::Recording::Recording(RecomputedBlock& block) noexcept : block_(block), scope_(block) {
@@ -128,7 +139,9 @@ at::Tensor RecomputedBlock::unpack(std::size_t index) {
       forget_when_backward_ends();
     }
   }
-  return std::exchange(again_[index], at::Tensor());
+  const std::shared_ptr<const KeptTensor> kept = std::exchange(again_[index], nullptr);
+  lock.unlock();
+  return kept->get();
 }
 
 void RecomputedBlock::recompute() {
@@ -136,7 +149,7 @@ void RecomputedBlock::recompute() {
     record.check_unchanged();
   }
   again_.clear();
-  Collector collector;
+  Collector collector(saved_);
   {
     const at::ThreadLocalStateGuard thread_state(thread_state_);
     const AutocastCacheOff no_cache;
@@ -144,7 +157,7 @@ void RecomputedBlock::recompute() {
     const SavedTensorScope scope(collector);
     run_with_generators_of_the_first_run();
   }
-  check_same(collector.tensors);
+  check_same(collector);
   again_ = std::move(collector.tensors);
   to_read_.clear();
 }
@@ -162,17 +175,15 @@ void RecomputedBlock::run_with_generators_of_the_first_run() const {
   }
 }
 
-void RecomputedBlock::check_same(const std::vector<at::Tensor>& again) const {
+void RecomputedBlock::check_same(const Collector& again) const {
   // A backward within the function asks during the first run for what was saved so far.
-  if (generator_after_ ? again.size() != saved_.size() : again.size() < saved_.size()) {
-    fail_as_not_deterministic("it saved " + std::to_string(again.size()) + " tensors, and " +
-                              std::to_string(saved_.size()) + " at first");
+  const std::size_t count = again.tensors.size();
+  if (generator_after_ ? count != saved_.size() : count < saved_.size()) {
+    fail_as_not_deterministic("it saved " + std::to_string(count) + " tensors, and " + std::to_string(saved_.size()) +
+                              " at first");
   }
-  for (std::size_t i = 0; i < saved_.size(); ++i) {
-    if (!saved_[i].matches(again[i])) {
-      fail_as_not_deterministic("saved tensor " + std::to_string(i) + " is a " + describe(again[i]) + ", and was a " +
-                                saved_[i].description() + " at first");
-    }
+  if (!again.difference.empty()) {
+    fail_as_not_deterministic(again.difference);
   }
 }
 

@@ -3,7 +3,8 @@
 /// Non-reentrant recompute, as in torch.utils.checkpoint with use_reentrant=False: the graph is that of the first
 /// run. Where it saved a tensor it holds a hook; the first hook that is unpacked runs the block's function again,
 /// with the random generator, buffers, autocast and other thread-local state of the first run, and collects what that
-/// run saves, in order. Each tensor is handed out once; what has been handed out and is asked for again, by another
+/// run saves, in order, kept as what other ops save is: where the device has no room it leaves until it is asked for.
+/// Each tensor is handed out once; what has been handed out and is asked for again, by another
 /// backward through a retained graph, is made again. What was not handed out is dropped when the backward ends.
 ///
 /// A tensor that was handed out takes the place of the first one in its graph, so gradients of gradients are right.
@@ -78,12 +79,12 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
   std::size_t drop(const at::Tensor& tensor);
   at::Tensor unpack(std::size_t index);
   /// Whether the tensor is to be made, or made again. The mutex is held.
-  bool is_wanting(std::size_t index) const { return index >= again_.size() || !again_[index].defined(); }
+  bool is_wanting(std::size_t index) const { return index >= again_.size() || again_[index] == nullptr; }
   /// As far as is known.
   bool draws() const { return !generator_after_ || !(*generator_after_ == generator_); }
   void recompute();
   void run_with_generators_of_the_first_run() const;
-  void check_same(const std::vector<at::Tensor>& again) const;
+  void check_same(const Collector& again) const;
   void forget_when_backward_ends();
 
   const at::ThreadLocalState thread_state_;
@@ -95,8 +96,8 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
   std::vector<std::shared_ptr<const void>> to_read_;  // until it has run again: ManagedStorage::expect_reading
   std::vector<TensorRecord> saved_;                   // by the first run, in order
 
-  std::mutex mutex_;               // held while the block runs again: others wait for the same tensors
-  std::vector<at::Tensor> again_;  // as saved_; undefined where handed out
+  std::mutex mutex_;  // held while the block runs again: others wait for the same tensors
+  std::vector<std::shared_ptr<const KeptTensor>> again_;  // as saved_; null where handed out
 };
 
 }  // namespace terrace

@@ -97,10 +97,10 @@ class SessionState::Blocks final : public BlockPlanner {
  public:
   explicit Blocks(SessionState& session) : session_(session) {}
 
-  Decision begin_call() override {
+  Decision begin_call(std::uint64_t given_bytes) override {
     Decision decision{.runs_again = true, .meter = nullptr};
     if (session_.planner_ != nullptr) {
-      decision = session_.planner_->begin_call();
+      decision = session_.planner_->begin_call(given_bytes);
     }
     if (decision.runs_again) {
       session_.take_in_replaced_buffers();  // only those that are known as such change once

@@ -117,6 +117,7 @@ MemoryUsage AccessStream::usage() const {
     figures.peak = budget.peak();
     figures.step_peak = step_peaks_[at];
     figures.chunk_peak = policy_.peak_chunk_bytes(tier);
+    figures.held = budget.held();
     figures.needed = budget.needed();
     for (const Kind kind : all_kinds) {
       figures.now_by_kind[index_of(kind)] = budget.used(kind);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace terrace {
 namespace {
@@ -174,12 +175,16 @@ class Search {
             static_cast<std::size_t>(std::count(recomputed.begin(), recomputed.end(), true))};
   }
 
-  bool consider(const Recomputed& recomputed) {
+  /// Without the blocks that may not run again.
+  bool consider(Recomputed recomputed) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      recomputed[i] = recomputed[i] && pass_.blocks[i].may_run_again;
+    }
     const Cost cost = cost_of(recomputed);
     if (!cost.is_below(cost_)) {
       return false;
     }
-    best_ = recomputed;
+    best_ = std::move(recomputed);
     cost_ = cost;
     return true;
   }
@@ -195,9 +200,9 @@ class Search {
         last[i] = i + some >= count_;
         spread[i] = i % some == 0;
       }
-      consider(first);
-      consider(last);
-      consider(spread);
+      consider(std::move(first));
+      consider(std::move(last));
+      consider(std::move(spread));
     }
   }
 
@@ -206,7 +211,7 @@ class Search {
     for (std::size_t i = 0; i < count_; ++i) {
       Recomputed other = best_;
       other[i] = !other[i];
-      changed = consider(other) || changed;
+      changed = consider(std::move(other)) || changed;
     }
     return changed;
   }
@@ -218,7 +223,7 @@ class Search {
         Recomputed other = best_;
         other[i] = !other[i];
         other[j] = !other[j];
-        changed = consider(other) || changed;
+        changed = consider(std::move(other)) || changed;
       }
     }
     return changed;

@@ -18,6 +18,7 @@ struct BlockProfile {
   double backward_seconds = 0;    ///< without what runs again
   std::uint64_t input_bytes = 0;  ///< kept until backward, whatever the plan
   std::uint64_t saved_bytes = 0;  ///< besides
+  bool may_run_again = true;      ///< there is room for it within backward
 };
 
 struct PassProfile {

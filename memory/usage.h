@@ -18,6 +18,7 @@ class MemoryUsage {
     std::uint64_t peak = 0;
     std::uint64_t step_peak = 0;   ///< highest during the last complete step
     std::uint64_t chunk_peak = 0;  ///< highest of all chunks together
+    std::uint64_t held = 0;        ///< what cannot leave now
     std::uint64_t needed = 0;      ///< highest of what could not leave at one moment
     std::array<std::uint64_t, kind_count> now_by_kind{};
     std::array<std::uint64_t, kind_count> peak_by_kind{};  ///< each its own highest: they need not coincide

@@ -73,6 +73,7 @@ struct Outcome {
   int runs_of_last_step = 0;
   std::vector<std::vector<int>> ran_again;  ///< in each step
   std::optional<ActivationReport> report;
+  std::uint64_t needed_bytes = 0;  ///< on the device
 };
 
 struct Program {
@@ -81,6 +82,7 @@ struct Program {
   std::chrono::milliseconds again{0};
   bool in_statements = false;
   std::function<int(int step)> layers_in = [](int) { return layers; };
+  std::function<std::int64_t(int step)> elements_in = [](int) { return elements; };
 };
 
 Outcome train(const Program& program, const std::optional<Config>& config) {
@@ -93,7 +95,6 @@ Outcome train(const Program& program, const std::optional<Config>& config) {
   Layers model;
   model.again = program.again;
   model.in_statements = program.in_statements;
-  const at::Tensor input = torch::randn({elements});
   std::unique_ptr<AdamW> optimizer;
   if (session) {
     session->manage(model);
@@ -105,6 +106,7 @@ Outcome train(const Program& program, const std::optional<Config>& config) {
   for (int step = 0; step < program.steps; ++step) {
     model.runs = 0;
     model.ran_again.clear();
+    const at::Tensor input = torch::randn({program.elements_in(step)});
     for (int batch = 0; batch < program.micro_batches; ++batch) {
       const at::Tensor loss = model.forward(input, program.layers_in(step));
       loss.backward();
@@ -117,6 +119,7 @@ Outcome train(const Program& program, const std::optional<Config>& config) {
   }
   if (session) {
     outcome.report = session->activation_report();
+    outcome.needed_bytes = session->memory_usage().needed(Tier::device);
     const auto view = session->gather({model.weight}, Access::read);
     outcome.weight = model.weight.detach().clone();
   } else {
@@ -129,6 +132,14 @@ void expect_the_bits_of_unmanaged(const Outcome& outcome, const Program& program
   const Outcome expected = train(program, std::nullopt);
   EXPECT_EQ(outcome.losses, expected.losses);
   EXPECT_TRUE(same_bits(outcome.weight, expected.weight));
+}
+
+/// The smallest device.memory with which it runs where no block runs again.
+std::uint64_t needed_when_all_may_leave(const Program& program) {
+  Config roomy = config(64 * MiB, 0);
+  roomy.device.link.reset();
+  roomy.placement.activations = "host";
+  return train(program, roomy).needed_bytes;
 }
 
 std::ptrdiff_t count(const ActivationReport& report, BlockActivations which) {
@@ -178,6 +189,40 @@ TEST(ActivationPlanner, drops_a_plan_that_turns_out_slower) {
   EXPECT_GT(count(*outcome.report, BlockActivations::recompute), 0);
   EXPECT_TRUE(outcome.report->is_dropped);
   EXPECT_EQ(outcome.runs_of_last_step, layers);
+}
+
+TEST(ActivationPlanner, plans_nothing_that_needs_more_than_the_budget) {
+  std::ptrdiff_t ran_again = 0;
+  for (const bool in_statements : {false, true}) {
+    const Program program{.in_statements = in_statements};
+    const std::uint64_t smallest = needed_when_all_may_leave(program);
+    for (std::uint64_t more = 0; more <= 3 * MiB; more += MiB / 2) {
+      const Outcome outcome = train(program, config(smallest + more, 500'000'000));
+      expect_the_bits_of_unmanaged(outcome, program);
+      ran_again += count(outcome.report.value(), BlockActivations::recompute);
+    }
+  }
+  EXPECT_GT(ran_again, 0);
+}
+
+TEST(ActivationPlanner, blocks_whose_saved_tensors_have_no_room_at_once_may_run_again) {
+  const Program program{.steps = 3, .in_statements = true};
+  Config tight = config(saved_by_a_layer + 2 * MiB, 0);
+  tight.device.link.reset();
+  tight.placement.activations = "recompute";
+  const Outcome outcome = train(program, tight);
+  expect_the_bits_of_unmanaged(outcome, program);
+  EXPECT_EQ(outcome.runs_of_last_step, 2 * layers);
+}
+
+TEST(ActivationPlanner, runs_no_block_again_that_is_given_more_than_was_measured) {
+  const Program program{
+      .steps = 12, .in_statements = true, .elements_in = [](int step) { return step == 9 ? elements * 2 : elements; }};
+  const Outcome outcome = train(program, config(14 * MiB, 50'000'000));
+  expect_the_bits_of_unmanaged(outcome, program);
+  EXPECT_FALSE(outcome.ran_again[8].empty());
+  EXPECT_TRUE(outcome.ran_again[9].empty());
+  EXPECT_EQ(outcome.ran_again[10], outcome.ran_again[8]);
 }
 
 TEST(ActivationPlanner, plans_one_pass_for_all_micro_batches) {
