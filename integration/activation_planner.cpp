@@ -100,9 +100,13 @@ class ActivationPlanner::Call final : public BlockMeter {
     const std::scoped_lock lock(pass->mutex);
     if (!wanted) {
       wanted = pass->now();
-      held_bytes = pass->usage().tiers[index_of(Tier::device)].held;
     }
-    if (!std::exchange(pass->is_in_backward, true) && torch::autograd::get_current_graph_task_id() != -1) {
+    const int backward = torch::autograd::get_current_graph_task_id();
+    if (backward_ != backward) {
+      backward_ = backward;
+      held_bytes = std::max(held_bytes, pass->usage().tiers[index_of(Tier::device)].held);
+    }
+    if (!std::exchange(pass->is_in_backward, true) && backward != -1) {
       torch::autograd::Engine::get_default_engine().queue_callback([weak = pass_] {
         if (const auto over = weak.lock()) {
           const std::scoped_lock over_lock(over->mutex);
@@ -116,7 +120,7 @@ class ActivationPlanner::Call final : public BlockMeter {
   const std::uint64_t given_bytes;  ///< to the call, of all its tensors
   std::optional<Moment> ended;
   std::optional<Moment> wanted;   ///< by backward
-  std::uint64_t held_bytes = 0;   ///< on the device by then, of what could not leave
+  std::uint64_t held_bytes = 0;   ///< on the device by then, of what could not leave: the most of all backwards
   std::uint64_t input_bytes = 0;  ///< of distinct storages
   std::uint64_t saved_bytes = 0;  ///< of others
 
@@ -131,6 +135,7 @@ class ActivationPlanner::Call final : public BlockMeter {
   }
 
   const std::weak_ptr<Pass> pass_;
+  std::optional<int> backward_;  ///< the last that has asked
   Storages inputs_;
   Storages saved_;
 };
@@ -152,8 +157,9 @@ struct ActivationPlanner::Measured {
   std::size_t passes = 0;
   PassProfile pass;                        ///< the last
   std::vector<std::uint64_t> given_bytes;  ///< to each of its calls
-  std::vector<std::uint64_t> held_bytes;   ///< on the device when backward came to each, of what could not leave
-  double forward_seconds = 0;              ///< with what was waited for
+  std::vector<std::uint64_t>
+      held_bytes;              ///< on the device when backward came to each, of what could not leave, in any pass
+  double forward_seconds = 0;  ///< with what was waited for
   double backward_seconds = 0;
   double computed_seconds = 0;
 };
@@ -243,9 +249,13 @@ std::optional<ActivationPlanner::Measured> ActivationPlanner::measured() const {
                                 .input_bytes = call->input_bytes,
                                 .saved_bytes = call->saved_bytes});
     seen.given_bytes.push_back(call->given_bytes);
-    seen.held_bytes.push_back(call->held_bytes);
     seen.forward_seconds += seconds_between(call->began, *call->ended);
     seen.computed_seconds += computed;
+  }
+  seen.held_bytes.resize(last.calls.size());
+  for (const auto& pass : passes_) {
+    std::transform(pass->calls.begin(), pass->calls.end(), seen.held_bytes.begin(), seen.held_bytes.begin(),
+                   [](const auto& call, std::uint64_t most) { return std::max(most, call->held_bytes); });
   }
   // The backward of each goes on until another is asked for.
   std::vector<std::size_t> order;

@@ -57,7 +57,7 @@ class Call final : public RecomputedBlock {
     auto inputs = inputs_;
     for_each_tensor(inputs, [this, position = std::size_t{0}](at::Tensor& tensor) mutable {
       const Input& input = tensors_[position++];
-      tensor = input.tensor.get().requires_grad_(input.requires_grad);
+      tensor = input.tensor.get().detach().requires_grad_(input.requires_grad);  // new: hooks would stay on it
     });
     std::apply([this](auto&... kept) { static_cast<void>(function()(as_given<Inputs>(kept)...)); }, inputs);
   }

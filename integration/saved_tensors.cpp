@@ -103,7 +103,7 @@ KeptTensor::KeptTensor(const at::Tensor& tensor) : hooks_(usual_hooks()) {
   }
 }
 
-at::Tensor KeptTensor::get() const { return hooks_ != nullptr ? hooks_->call_unpack_hook() : tensor_.detach(); }
+at::Tensor KeptTensor::get() const { return hooks_ != nullptr ? hooks_->call_unpack_hook() : tensor_; }
 
 void install_saved_tensor_hooks() {
   Engine& current = Engine::get_default_engine();

@@ -49,7 +49,7 @@ class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
 
-  /// Throws what the source throws when it cannot give it back.
+  /// It may be the same each time. Throws what the source throws when it cannot give it back.
   at::Tensor get() const;
 
  private:

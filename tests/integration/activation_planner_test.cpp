@@ -39,6 +39,10 @@ struct Layers : torch::nn::Module {
               ran_again.push_back(i);
               std::this_thread::sleep_for(again);
             }
+            if (needs_scratch) {
+              const torch::NoGradGuard no_grad;
+              torch::ones({6 * elements}).mul_(2);
+            }
             if (!in_statements) return (given * scale).sin().exp().tanh();
             at::Tensor result = given * scale;
             result = result.sin();
@@ -52,6 +56,7 @@ struct Layers : torch::nn::Module {
 
   at::Tensor weight;
   bool in_statements = false;  ///< so that each result can leave before the next but one is made
+  bool needs_scratch = false;  ///< for a moment, in which nothing is saved
   int runs = 0;
   std::vector<int> ran_again;          ///< which layers did, in backward
   std::chrono::milliseconds again{0};  ///< that a run in backward takes longer
@@ -81,6 +86,9 @@ struct Program {
   int micro_batches = 1;
   std::chrono::milliseconds again{0};
   bool in_statements = false;
+  bool needs_scratch = false;
+  bool first_batch_holds = false;  ///< memory of the program's, in backward
+  bool second_backward_holds = false;
   std::function<int(int step)> layers_in = [](int) { return layers; };
   std::function<std::int64_t(int step)> elements_in = [](int) { return elements; };
 };
@@ -95,6 +103,7 @@ Outcome train(const Program& program, const std::optional<Config>& config) {
   Layers model;
   model.again = program.again;
   model.in_statements = program.in_statements;
+  model.needs_scratch = program.needs_scratch;
   std::unique_ptr<AdamW> optimizer;
   if (session) {
     session->manage(model);
@@ -109,6 +118,11 @@ Outcome train(const Program& program, const std::optional<Config>& config) {
     const at::Tensor input = torch::randn({program.elements_in(step)});
     for (int batch = 0; batch < program.micro_batches; ++batch) {
       const at::Tensor loss = model.forward(input, program.layers_in(step));
+      if (program.second_backward_holds) {
+        loss.backward({}, /*retain_graph=*/true);
+      }
+      const bool holds = program.second_backward_holds || (program.first_batch_holds && batch == 0);
+      const at::Tensor held = torch::ones({holds ? 5 * elements : 1});
       loss.backward();
       outcome.losses.push_back(loss.item<double>());
     }
@@ -193,10 +207,15 @@ TEST(ActivationPlanner, drops_a_plan_that_turns_out_slower) {
 
 TEST(ActivationPlanner, plans_nothing_that_needs_more_than_the_budget) {
   std::ptrdiff_t ran_again = 0;
-  for (const bool in_statements : {false, true}) {
-    const Program program{.in_statements = in_statements};
+  const std::vector<Program> programs{
+      {},
+      {.in_statements = true},
+      {.micro_batches = 2, .in_statements = true, .needs_scratch = true, .first_batch_holds = true},
+      {.in_statements = true, .needs_scratch = true, .second_backward_holds = true},
+  };
+  for (const Program& program : programs) {
     const std::uint64_t smallest = needed_when_all_may_leave(program);
-    for (std::uint64_t more = 0; more <= 3 * MiB; more += MiB / 2) {
+    for (std::uint64_t more = 0; more <= 5 * MiB; more += MiB) {
       const Outcome outcome = train(program, config(smallest + more, 500'000'000));
       expect_the_bits_of_unmanaged(outcome, program);
       ran_again += count(outcome.report.value(), BlockActivations::recompute);

@@ -268,6 +268,22 @@ TEST(Block, may_contain_a_backward_and_functions_of_the_programs_own) {
   });
 }
 
+TEST(Block, may_register_hooks_on_what_it_is_given) {
+  expect_the_same_everywhere(2, [](World& world) {
+    const at::Tensor x = input();
+    const at::Tensor y = block(
+        [&](const at::Tensor& value) {
+          ++world.runs;
+          value.register_hook([](const at::Tensor& gradient) { return gradient * 0.5; });
+          return torch::tanh(torch::autograd::grad({torch::tanh(value).sum()}, {value}, {}, true,
+                                                   /*create_graph=*/true)[0]);
+        },
+        x * 1);
+    y.sum().backward();
+    return Tensors{copy_of(y), copy_of(x.grad())};
+  });
+}
+
 TEST(Block, may_change_its_own_tensors_in_place) {
   expect_the_same_everywhere(1, [](World& world) {
     auto linear = world.linear();
