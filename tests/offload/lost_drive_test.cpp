@@ -128,17 +128,17 @@ TEST_P(LostDriveTest, who_is_slow_to_begin_or_to_end_makes_no_drive_lost) {
     const Tier to = reads ? host : nvme;
     std::vector<Object*> objects;
     be_patient_for(TransferService::default_patience);
-    for (int i = 0; i < 4; ++i) put(*objects.emplace_back(&object(many_bytes)), from, 1);
+    for (int i = 0; i < 6; ++i) put(*objects.emplace_back(&object(many_bytes)), from, 1);
     be_patient_for(std::chrono::seconds(2));
     std::vector<Outcome*> outcomes;
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 6; ++i) {
       TransferRequest slow = request(*objects[i], from, to);
       slow.prepare = [places = objects[i]->places, i] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(i == 0 ? 300 : 1300));  // the first: until all wait
+        std::this_thread::sleep_for(std::chrono::milliseconds(i == 0 ? 650 : 1350));  // the first: until all wait
         return places;
       };
       outcomes.push_back(&start(std::move(slow)));
-      if (i != 2) continue;
+      if (i != 3) continue;
       TransferRequest fails = request(object(granule), from, to);
       fails.prepare = []() -> TransferPlaces { throw LogicError("it does not begin"); };
       fails.done = [](const std::exception_ptr&) { std::this_thread::sleep_for(std::chrono::milliseconds(4000)); };
