@@ -154,11 +154,15 @@ bool ActivationPlanner::Pass::is_like(const Pass& other) const {
 }
 
 struct ActivationPlanner::Measured {
+  /// Of a call, in any pass.
+  struct Bounds {
+    std::uint64_t given_bytes = 0;
+    std::uint64_t held_bytes = 0;  ///< on the device when backward came to it, of what could not leave
+  };
+
   std::size_t passes = 0;
-  PassProfile pass;                        ///< the last
-  std::vector<std::uint64_t> given_bytes;  ///< to each of its calls
-  std::vector<std::uint64_t>
-      held_bytes;              ///< on the device when backward came to each, of what could not leave, in any pass
+  PassProfile pass;            ///< the last
+  std::vector<Bounds> bounds;  ///< of each of its calls
   double forward_seconds = 0;  ///< with what was waited for
   double backward_seconds = 0;
   double computed_seconds = 0;
@@ -248,14 +252,14 @@ std::optional<ActivationPlanner::Measured> ActivationPlanner::measured() const {
                                 .backward_seconds = 0,
                                 .input_bytes = call->input_bytes,
                                 .saved_bytes = call->saved_bytes});
-    seen.given_bytes.push_back(call->given_bytes);
+    seen.bounds.push_back({.given_bytes = call->given_bytes, .held_bytes = 0});
     seen.forward_seconds += seconds_between(call->began, *call->ended);
     seen.computed_seconds += computed;
   }
-  seen.held_bytes.resize(last.calls.size());
   for (const auto& pass : passes_) {
-    std::transform(pass->calls.begin(), pass->calls.end(), seen.held_bytes.begin(), seen.held_bytes.begin(),
-                   [](const auto& call, std::uint64_t most) { return std::max(most, call->held_bytes); });
+    for (std::size_t i = 0; i < pass->calls.size(); ++i) {
+      seen.bounds[i].held_bytes = std::max(seen.bounds[i].held_bytes, pass->calls[i]->held_bytes);
+    }
   }
   // The backward of each goes on until another is asked for.
   std::vector<std::size_t> order;
@@ -286,7 +290,8 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   set_rates_as_seen(seen.pass, seen.forward_seconds, seen.backward_seconds);
   // One that runs again needs what it did at first, which the whole step bounds, beside what backward holds by then.
   for (std::size_t i = 0; i < seen.pass.blocks.size(); ++i) {
-    seen.pass.blocks[i].may_run_again = seen.held_bytes[i] + usage.needed(Tier::device) <= usage.capacity(Tier::device);
+    seen.pass.blocks[i].may_run_again =
+        seen.bounds[i].held_bytes + usage.needed(Tier::device) <= usage.capacity(Tier::device);
   }
   const Recomputed none(seen.pass.blocks.size());
   const double seconds_of_none = play(seen.pass, none).seconds;
@@ -318,7 +323,7 @@ void ActivationPlanner::make_plan(Measured seen, const MemoryUsage& usage, std::
   report_ = std::move(report);
   if (plan != none) {
     for (std::size_t i = 0; i < plan.size(); ++i) {
-      plan_.push_back({.runs_again = plan[i], .given_bytes = seen.given_bytes[i]});
+      plan_.push_back({.runs_again = plan[i], .given_bytes = seen.bounds[i].given_bytes});
     }
     stage_ = Stage::trying;
   }

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "base/log.h"
 #include "integration/byte_copies.h"
 #include "integration/program_memory.h"
@@ -25,6 +27,10 @@ void set_bytes(const c10::Storage& storage, const std::vector<std::byte>& bytes)
   }
 }
 
+c10::VariableVersion version_counter_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? c10::VariableVersion() : torch::autograd::impl::version_counter(tensor);
+}
+
 }  // namespace
 
 bool is_managed_buffer(const at::Tensor& tensor) noexcept {
@@ -41,17 +47,31 @@ void BufferSnapshots::before_write(const at::Tensor& buffer) {
     return snapshot.storage.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
   });
   if (!known) {
-    snapshots_.push_back({storage, bytes_of(storage)});
+    const Snapshot counted{storage, {}, version_counter_of(buffer)};
+    snapshots_.push_back(counted.again());
   }
 }
 
-BufferScope::BufferScope(const BufferSnapshots& snapshots) {
-  for (const auto& [storage, bytes] : snapshots.snapshots_) {
-    now_.push_back({storage, bytes_of(storage)});
+BufferSnapshots::Snapshot BufferSnapshots::Snapshot::again() const {
+  return {storage, bytes_of(storage), version_counter,
+          version_counter.enabled() ? version_counter.current_version() : 0};
+}
+
+void BufferSnapshots::Snapshot::restore() const {
+  set_bytes(storage, bytes);
+  if (version_counter.enabled()) {
+    c10::VariableVersion counter = version_counter;  // the same one
+    counter.set_version(version);
+  }
+}
+
+BufferScope::BufferScope(const BufferSnapshots& snapshots) : snapshots_(snapshots) {
+  for (const auto& snapshot : snapshots.snapshots_) {
+    now_.push_back(snapshot.again());
   }
   try {
-    for (const auto& [storage, bytes] : snapshots.snapshots_) {
-      set_bytes(storage, bytes);
+    for (const auto& snapshot : snapshots.snapshots_) {
+      snapshot.restore();
     }
   } catch (...) {
     put_back();
@@ -62,9 +82,10 @@ BufferScope::BufferScope(const BufferSnapshots& snapshots) {
 BufferScope::~BufferScope() { put_back(); }
 
 void BufferScope::put_back() noexcept {
-  for (const auto& [storage, bytes] : now_) {
+  const std::vector<BufferSnapshots::Snapshot>& all = snapshots_.snapshots_;
+  for (std::size_t i = 0; i < all.size(); ++i) {
     try {
-      set_bytes(storage, bytes);
+      (i < now_.size() ? now_ : all)[i].restore();
     } catch (const std::exception& error) {  // a device that copies nothing fails the program's next op, too
       log(LogLevel::error, std::string("block: a buffer could not be put back: ") + error.what());
     }

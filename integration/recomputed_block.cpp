@@ -145,15 +145,15 @@ at::Tensor RecomputedBlock::unpack(std::size_t index) {
 }
 
 void RecomputedBlock::recompute() {
-  for (const TensorRecord& record : read_) {
-    record.check_unchanged();
-  }
   again_.clear();
   Collector collector(saved_);
   {
     const at::ThreadLocalStateGuard thread_state(thread_state_);
     const AutocastCacheOff no_cache;
     const BufferScope buffers(buffers_);
+    for (const TensorRecord& record : read_) {
+      record.check_unchanged();  // buffers that the block itself has written are as it read them
+    }
     const SavedTensorScope scope(collector);
     run_with_generators_of_the_first_run();
   }

@@ -4,8 +4,8 @@
 /// run. Where it saved a tensor it holds a hook; the first hook that is unpacked runs the block's function again,
 /// with the random generator, buffers, autocast and other thread-local state of the first run, and collects what that
 /// run saves, in order, kept as what other ops save is: where the device has no room it leaves until it is asked for.
-/// Each tensor is handed out once; what has been handed out and is asked for again, by another
-/// backward through a retained graph, is made again. What was not handed out is dropped when the backward ends.
+/// Each tensor is handed out once; what has been handed out and is asked for again, by another backward through a
+/// retained graph, is made again. What was not handed out is dropped when the backward ends.
 ///
 /// A tensor that was handed out takes the place of the first one in its graph, so gradients of gradients are right.
 ///

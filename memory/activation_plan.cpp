@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -143,15 +144,20 @@ class Player {
   double in_free_ = 0;
 };
 
-/// Plans that are compared by their passes.
+/// Plans that are compared by their passes. Only blocks that may run again ever do.
 class Search {
  public:
-  explicit Search(const PassProfile& pass)
-      : pass_(pass), best_(pass.blocks.size(), false), cost_(cost_of(best_)), count_(pass.blocks.size()) {}
+  explicit Search(const PassProfile& pass) : pass_(pass), best_(pass.blocks.size(), false), cost_(cost_of(best_)) {
+    for (std::size_t i = 0; i < pass.blocks.size(); ++i) {
+      if (pass.blocks[i].may_run_again) {
+        free_.push_back(i);
+      }
+    }
+  }
 
   Recomputed run() {
     start();
-    while (change_one() || (count_ <= most_for_pairs && change_two())) {
+    while (change_one() || (free_.size() <= most_for_pairs && change_two())) {
     }
     return best_;
   }
@@ -175,11 +181,7 @@ class Search {
             static_cast<std::size_t>(std::count(recomputed.begin(), recomputed.end(), true))};
   }
 
-  /// Without the blocks that may not run again.
   bool consider(Recomputed recomputed) {
-    for (std::size_t i = 0; i < count_; ++i) {
-      recomputed[i] = recomputed[i] && pass_.blocks[i].may_run_again;
-    }
     const Cost cost = cost_of(recomputed);
     if (!cost.is_below(cost_)) {
       return false;
@@ -191,14 +193,15 @@ class Search {
 
   /// The first blocks, or the last, and every second one, every third.
   void start() {
-    for (std::size_t some = 1; some <= count_; ++some) {
-      Recomputed first(count_);
-      Recomputed last(count_);
-      Recomputed spread(count_);
-      for (std::size_t i = 0; i < count_; ++i) {
-        first[i] = i < some;
-        last[i] = i + some >= count_;
-        spread[i] = i % some == 0;
+    const std::size_t count = free_.size();
+    for (std::size_t some = 1; some <= count; ++some) {
+      Recomputed first(best_.size());
+      Recomputed last(best_.size());
+      Recomputed spread(best_.size());
+      for (std::size_t i = 0; i < count; ++i) {
+        first[free_[i]] = i < some;
+        last[free_[i]] = i + some >= count;
+        spread[free_[i]] = i % some == 0;
       }
       consider(std::move(first));
       consider(std::move(last));
@@ -208,7 +211,7 @@ class Search {
 
   bool change_one() {
     bool changed = false;
-    for (std::size_t i = 0; i < count_; ++i) {
+    for (const std::size_t i : free_) {
       Recomputed other = best_;
       other[i] = !other[i];
       changed = consider(std::move(other)) || changed;
@@ -218,11 +221,11 @@ class Search {
 
   bool change_two() {
     bool changed = false;
-    for (std::size_t i = 0; i < count_; ++i) {
-      for (std::size_t j = i + 1; j < count_; ++j) {
+    for (auto i = free_.begin(); i != free_.end(); ++i) {
+      for (auto j = std::next(i); j != free_.end(); ++j) {
         Recomputed other = best_;
-        other[i] = !other[i];
-        other[j] = !other[j];
+        other[*i] = !other[*i];
+        other[*j] = !other[*j];
         changed = consider(std::move(other)) || changed;
       }
     }
@@ -230,9 +233,9 @@ class Search {
   }
 
   const PassProfile& pass_;
+  std::vector<std::size_t> free_;  ///< the blocks that may run again
   Recomputed best_;
   Cost cost_;
-  const std::size_t count_;
 };
 
 /// The least rate that is fast enough for `seconds_at(rate) <= seconds`, which falls with the rate.

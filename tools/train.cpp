@@ -91,15 +91,17 @@ Config with_timeline(Config config, const TrainOptions& options) {
   return config;
 }
 
-/// What cannot be written is told before there is anything to lose.
-void require_can_write_timeline(const std::filesystem::path& path) {
+/// What cannot be written is told before there is anything to lose. A file that is not there yet is not there after.
+void require_can_write(const std::string& what, const std::filesystem::path& path) {
   std::error_code error;
-  if (std::filesystem::is_other(path, error)) return;  // whose reader would take it for the end
+  if (path.empty() || std::filesystem::is_other(path, error)) return;  // whose reader would take it for the end
+  const bool is_new = std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found;
   errno = 0;
-  if (!path.empty() && !std::ofstream(path, std::ios::binary | std::ios::app)) {
-    throw IoError("--timeline: opening " + path.string() + " failed: " + std::generic_category().message(errno),
+  if (!std::ofstream(path, std::ios::binary | std::ios::app)) {
+    throw IoError(what + ": opening " + path.string() + " failed: " + std::generic_category().message(errno),
                   "give a path that can be written, on a disk with free space");
   }
+  if (is_new) std::filesystem::remove(path, error);
 }
 
 /// The timeline's file, which is written at the end; and where the run fails, as far as that goes.
@@ -289,7 +291,8 @@ bool train(const TrainOptions& options) {
     make_folder(options.output);
     metrics_paths.push_back(options.output / "metrics.jsonl");
   }
-  require_can_write_timeline(options.timeline);
+  for (const auto& path : metrics_paths) require_can_write("metrics", path);
+  require_can_write("--timeline", options.timeline);
 
   const Interrupt interrupt;
   const auto stop = [&] { return interrupt.requested(); };

@@ -269,7 +269,7 @@ TEST(Block, may_contain_a_backward_and_functions_of_the_programs_own) {
 }
 
 TEST(Block, may_register_hooks_on_what_it_is_given) {
-  expect_the_same_everywhere(2, [](World& world) {
+  expect_the_same_everywhere(3, [](World& world) {
     const at::Tensor x = input();
     const at::Tensor y = block(
         [&](const at::Tensor& value) {
@@ -279,6 +279,7 @@ TEST(Block, may_register_hooks_on_what_it_is_given) {
                                                    /*create_graph=*/true)[0]);
         },
         x * 1);
+    y.sum().backward({}, /*retain_graph=*/true);
     y.sum().backward();
     return Tensors{copy_of(y), copy_of(x.grad())};
   });
@@ -335,6 +336,44 @@ TEST(Block, changes_buffers_once_and_sees_them_as_they_were) {
       results.push_back(copy_of(buffer));
     }
     return results;
+  });
+}
+
+TEST(Block, may_save_buffers_that_it_writes) {
+  expect_the_same_everywhere(2, [](World& world) {
+    Normalizing model;
+    world.manage(model);
+    const at::Tensor x = input();
+    for (int i = 0; i < 2; ++i) {
+      const at::Tensor y = block(
+          [&](const at::Tensor& value, const at::Tensor& given) {
+            ++world.runs;
+            model.scale.mul_(1.5);
+            return torch::tanh(value * model.scale) * given;
+          },
+          x, model.scale);
+      y.sum().backward();
+    }
+    return Tensors{copy_of(x.grad()), copy_of(model.scale)};
+  });
+}
+
+TEST(Block, changes_buffers_once_after_a_backward_of_its_own) {
+  expect_the_same_everywhere(2, [](World& world) {
+    Normalizing model;
+    world.manage(model);
+    const at::Tensor x = input();
+    const at::Tensor y = block(
+        [&](const at::Tensor& value) {
+          ++world.runs;
+          const at::Tensor slope = torch::autograd::grad({torch::tanh(value).sum()}, {value}, {}, true,
+                                                         /*create_graph=*/true)[0];
+          model.scale.mul_(1.5);
+          return torch::tanh(slope * model.scale);
+        },
+        x);
+    y.sum().backward();
+    return Tensors{copy_of(y), copy_of(x.grad()), copy_of(model.scale)};
   });
 }
 

@@ -343,8 +343,10 @@ class BadPaths(TrainTest):
         lines = self.succeeds("--metrics", "/dev/stdout").stdout.splitlines()
         self.assertEqual(len([line for line in lines if line.startswith("{")]), 3, "a pipe may have both")
 
-    def test_metrics_that_cannot_be_written_are_named(self):
-        self.fails(4, [self.text / "metrics"], "--metrics", self.text / "metrics")
+    def test_metrics_that_cannot_be_written_are_named_before_the_work(self):
+        too_little = "--set", "device.memory=64KiB"
+        self.fails(3, ["device"], *too_little)
+        self.fails(4, [self.text / "metrics"], "--metrics", self.text / "metrics", *too_little)
 
     def test_an_output_folder_that_cannot_be_made_is_named(self):
         self.fails(4, [self.text / "output"], "--output", self.text / "output")
