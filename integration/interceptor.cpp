@@ -145,9 +145,18 @@ using Operands = c10::SmallVector<OpOperand, 8>;
 
 /// Tells the block that runs for the first time of the buffers that an op may write.
 void note_written_buffers(c10::ArrayRef<const c10::IValue> inputs, const OpTraits& traits, RecomputedBlock& block) {
+  const auto note = [&](const at::Tensor& written) {
+    if (is_managed_buffer(written)) {
+      block.buffers().before_write(written);
+    }
+  };
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (traits.writes_to(i) && inputs[i].isTensor() && is_managed_buffer(inputs[i].toTensor())) {
-      block.buffers().before_write(inputs[i].toTensor());
+    if (traits.writes_to(i) && inputs[i].isTensor()) {
+      note(inputs[i].toTensor());
+    } else if (traits.writes_to(i) && inputs[i].isTensorList()) {
+      for (const at::Tensor& each : inputs[i].toTensorVector()) {
+        note(each);
+      }
     }
   }
 }

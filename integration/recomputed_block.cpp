@@ -85,6 +85,19 @@ class RecomputedBlock::Collector final : public SavedTensorSource {
   const std::vector<TensorRecord>& at_first_;
 };
 
+/// While a block runs again, perhaps for a backward within the first run of another, what it does is recorded by none;
+/// by itself, where its own first run is not over.
+class RecomputedBlock::Recorder {
+ public:
+  explicit Recorder(RecomputedBlock* block) : outer_(std::exchange(recording_, block)) {}
+  ~Recorder() { recording_ = outer_; }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+ private:
+  RecomputedBlock* const outer_;
+};
+
 RecomputedBlock::Recording::Recording(RecomputedBlock& block) noexcept : block_(block), scope_(block) {
   recording_ = &block;
 }
@@ -151,6 +164,7 @@ void RecomputedBlock::recompute() {
     const at::ThreadLocalStateGuard thread_state(thread_state_);
     const AutocastCacheOff no_cache;
     const BufferScope buffers(buffers_);
+    const Recorder recorder(generator_after_ ? nullptr : this);
     for (const TensorRecord& record : read_) {
       record.check_unchanged();  // buffers that the block itself has written are as it read them
     }

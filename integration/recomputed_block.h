@@ -73,6 +73,7 @@ class RecomputedBlock : public SavedTensorSource, public std::enable_shared_from
  private:
   class Dropped;
   class Collector;
+  class Recorder;
 
   static inline thread_local RecomputedBlock* recording_ = nullptr;
 

@@ -377,6 +377,53 @@ TEST(Block, changes_buffers_once_after_a_backward_of_its_own) {
   });
 }
 
+TEST(Block, may_differentiate_through_an_earlier_one_that_writes_what_it_reads) {
+  expect_the_same_everywhere(3, [](World& world) {
+    Normalizing model;
+    world.manage(model);
+    const at::Tensor x = input();
+    const at::Tensor first = block(
+        [&](const at::Tensor& value) {
+          ++world.runs;
+          model.scale.add_(1);
+          return torch::tanh(value);
+        },
+        x);
+    const at::Tensor y = block(
+        [&](const at::Tensor& value) {
+          ++world.runs;
+          const at::Tensor slope = torch::autograd::grad({first.sum()}, {x}, {}, /*retain_graph=*/true)[0];
+          return torch::tanh(value + model.scale) * slope;
+        },
+        x);
+    y.sum().backward();
+    return Tensors{copy_of(y), copy_of(x.grad()), copy_of(model.scale)};
+  });
+}
+
+TEST(Block, changes_buffers_once_that_an_op_takes_in_lists) {
+  struct Moving : torch::nn::Module {
+    at::Tensor mean = register_buffer("mean", torch::ones({width}));
+    at::Tensor speed = register_buffer("speed", torch::ones({width}));
+  };
+  expect_the_same_everywhere(1, [](World& world) {
+    Moving model;
+    world.manage(model);
+    const at::Tensor x = input();
+    const at::Tensor y = block(
+        [&](const at::Tensor& value) {
+          ++world.runs;
+          at::_fused_sgd_({model.mean}, {torch::ones({width})}, {model.speed}, /*weight_decay=*/0, /*momentum=*/0.9,
+                          /*lr=*/0.1, /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false,
+                          /*is_first_step=*/false);
+          return torch::tanh(value * model.mean.clone()) * model.speed.clone();
+        },
+        x);
+    y.sum().backward();
+    return Tensors{copy_of(y), copy_of(x.grad()), copy_of(model.mean), copy_of(model.speed)};
+  });
+}
+
 TEST(Block, changes_buffers_once_whose_storage_was_replaced_since_the_last_step) {
   expect_the_same_everywhere(2, [](World& world) {
     Normalizing model;
