@@ -5,8 +5,10 @@
 /// Inputs and result may be of any type. Where `placement.activations` is "recompute", a session lives and a graph
 /// is recorded, the tensors that autograd saves within the block are not kept: backward runs the function again to
 /// get them. Everywhere else the function is called straight through. Results are the same either way; managed buffers
-/// that the function writes in place, as batch norm does, change once. It must give none of them another storage
-/// (set_data): that would happen twice.
+/// that the function writes in place, as batch norm does, change once. It must write them by ops on its own thread and
+/// without a graph (under NoGradGuard, or what needs no gradient), or they end with that of the later run; and give
+/// none of them another storage, size or shape (set_data, resize_, t_): that would happen twice. Nobody may give them
+/// another storage before backward, or run backward through blocks that write the same ones on two threads at once.
 ///
 /// The function must depend on nothing that changes between forward and backward but its inputs and the parameters
 /// it uses, and draw random numbers from LibTorch's default generator only. It and its inputs are copied and live
@@ -14,6 +16,9 @@
 /// before backward (as `step()` does), backward throws what LibTorch throws for a saved tensor that was changed. If
 /// the function saves other tensors when it runs again, or draws other random numbers, as where another thread draws
 /// from that generator while it runs, backward throws LogicError.
+///
+/// Where the function itself asks for gradients of what it makes, the way there must lie within the block: the inputs
+/// of a later run have no graph.
 ///
 /// A block called within another one is part of that one. Tensors in inputs that are structs are not looked for:
 /// only those that autograd saves are checked for changes.
